@@ -1,0 +1,142 @@
+"""How many of the first p positions belong to each dataset: the split tree.
+
+A binary tree over the datasets, Huffman-shaped: of the list of subtrees ordered by (weight, age),
+the two first are joined again and again, the second becoming the *heavy* (left) child; leaves are
+aged by their place in the list of weights, joined trees come after in the order they were made. A
+node of weight W that holds n items gives its heavy child, of weight w,
+
+    heavy(n) = floor((n * w + floor(W / 2)) / W)
+
+and the other child the rest. So n_i(p), the number of items of dataset i among the first p, is one
+walk down; the dataset of one position is one path down, the position of a dataset's m-th item one
+path up. Everything is integer arithmetic and nothing is replayed.
+
+**Bound.** A child's error is its rounding (<= 1/2) plus its share of its parent's. In a Huffman tree
+two consecutive ratios multiply to at most 1/2, so |n_i(p) - w_i p| < 2 for every number of datasets,
+every p and every weights. Each step of p adds exactly one item to exactly one leaf.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+import numpy as np
+
+from zephon_torch.work.permutation import Int64Array
+
+MAX_POSITION = 1 << 56
+"""Positions must stay below: the long division in :meth:`SplitTree.counts` is exact up to here."""
+
+_DIGIT = 14
+
+
+class SplitTree:
+    """Exact apportionment over integer weights.
+
+    Nodes are numbered: leaves 0 .. D-1 in the order of `weights`, joined nodes D .. 2D-2 in the
+    order they are made, the root last. A child's number is smaller than its parent's.
+
+    Args:
+        weights: D positive integers with a sum of at most 2**46.
+
+    Attributes:
+        weight: int64[2D-1], weight of each node.
+        heavy, light: int64[2D-1], children of each joined node (-1 for leaves).
+        parent: list of 2D-1 ints (-1 for the root).
+        depth: int64[2D-1], distance from the root.
+        levels: the joined nodes from the root down, one array per depth.
+    """
+
+    def __init__(self, weights: Sequence[int]) -> None:
+        self.num_leaves = len(weights)
+        weight, heavy, light, parent = _huffman(weights)
+        self.root = len(weight) - 1
+        self.parent = parent
+        self.weight = np.array(weight, np.int64)
+        self.heavy, self.light = np.array(heavy, np.int64), np.array(light, np.int64)
+        self.depth, self.levels = _levels(self.heavy, self.light, self.num_leaves, self.root)
+        # what one level of counts() needs, gathered once
+        self._level_weights = [
+            (nodes, self.heavy[nodes], self.light[nodes],
+             self.weight[self.heavy[nodes]], self.weight[nodes])
+            for nodes in self.levels
+        ]  # fmt: skip
+
+    def counts(self, prefixes: Int64Array) -> Int64Array:
+        """n_i(p) for each prefix length.
+
+        Args:
+            prefixes: int64[m], each in [0, 2**56).
+
+        Returns:
+            int64[m, D]; each row sums to its prefix length. Pure, O(m D).
+        """
+        held = np.zeros((self.root + 1, len(prefixes)), np.int64)
+        held[self.root] = prefixes
+        for nodes, heavy, light, part, whole in self._level_weights:
+            n = held[nodes]
+            given = _muldiv(n, part[:, None], whole[:, None])
+            held[heavy] = given
+            held[light] = n - given
+        return np.ascontiguousarray(held[: self.num_leaves].T)
+
+    def position(self, leaf: int, m: int) -> int:
+        """Smallest p with n_leaf(p) >= m; 0 for m <= 0. Any size of integer."""
+        node = leaf
+        while m > 0 and node != self.root:
+            above = self.parent[node]
+            whole, part = int(self.weight[above]), int(self.weight[node])
+            phase = whole // 2 if self.heavy[above] == node else whole - 1 - whole // 2
+            m = -((phase - m * whole) // part)
+            node = above
+        return max(m, 0)
+
+
+def _huffman(weights: Sequence[int]) -> tuple[list[int], list[int], list[int], list[int]]:
+    num_leaves = len(weights)
+    weight = list(weights)
+    heavy, light = [-1] * num_leaves, [-1] * num_leaves
+    parent = [-1] * (2 * num_leaves - 1)
+    heap = [(w, i) for i, w in enumerate(weight)]
+    heapq.heapify(heap)
+    while len(heap) > 1:
+        _, first = heapq.heappop(heap)
+        _, second = heapq.heappop(heap)
+        joined = len(weight)
+        weight.append(weight[first] + weight[second])
+        light.append(first)
+        heavy.append(second)
+        parent[first] = parent[second] = joined
+        heapq.heappush(heap, (weight[joined], joined))
+    return weight, heavy, light, parent
+
+
+def _levels(
+    heavy: Int64Array, light: Int64Array, num_leaves: int, root: int
+) -> tuple[Int64Array, list[Int64Array]]:
+    depth = np.zeros(root + 1, np.int64)
+    levels = []
+    nodes = np.array([root] if num_leaves > 1 else [], np.int64)
+    while len(nodes):
+        levels.append(nodes)
+        children = np.concatenate([heavy[nodes], light[nodes]])
+        depth[children] = len(levels)
+        nodes = children[children >= num_leaves]
+    return depth, levels
+
+
+def _muldiv(n: Int64Array, part: Int64Array, whole: Int64Array) -> Int64Array:
+    """floor((n * part + floor(whole / 2)) / whole), exact for n < 2**56, whole <= 2**46."""
+    half = whole >> 1
+    largest = int(n.max(initial=0))
+    if largest * int(part.max()) < 1 << 62:
+        return (n * part + half) // whole
+    # long division in digits of 14 bits: no intermediate passes 2**61
+    quotient, remainder = np.zeros_like(n), np.zeros_like(n)
+    for digit in range((largest.bit_length() - 1) // _DIGIT, -1, -1):
+        value = (remainder << _DIGIT) + (n >> (_DIGIT * digit) & ((1 << _DIGIT) - 1)) * part
+        step = value // whole
+        remainder = value - step * whole
+        quotient = (quotient << _DIGIT) + step
+    return quotient + (remainder + half >= whole)

@@ -1,0 +1,122 @@
+"""Which share of the stream each dataset gets: exact weights.
+
+A float weight means its shortest decimal text (0.7 is 7/10, not the nearest binary fraction), so
+weights are exact rationals, and then integers. No float decides an order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
+from fractions import Fraction
+from numbers import Integral, Rational, Real
+
+from zephon_torch.errors import MixtureError
+
+TOTAL_LIMIT = 1 << 46
+"""Largest sum of integer weights: keeps the products inside a chunk below 2**62."""
+
+
+class MixtureSpec(Mapping[str, Fraction]):
+    """Weights by dataset name, exact.
+
+    Args:
+        weights: name -> weight. Weights are relative (they need not sum to 1): int, float, Decimal
+            or Fraction, zero allowed. A float means its shortest decimal text.
+
+    Raises:
+        MixtureError: a negative, NaN or infinite weight, all weights zero, no weight, a name that
+            is not a non-empty string. The message names the entry.
+
+    Example:
+        >>> MixtureSpec({"web": 0.7, "code": 0.3})
+        MixtureSpec({'web': 0.7, 'code': 0.3})
+        >>> MixtureSpec({"web": 0.7, "code": 0.3})["web"]
+        Fraction(7, 10)
+    """
+
+    __slots__ = ("_given", "_weights")
+
+    def __init__(self, weights: Mapping[str, float | Decimal | Fraction]) -> None:
+        if not isinstance(weights, Mapping):
+            raise MixtureError(
+                f"expected a mapping of dataset name to weight, got {type(weights).__name__}"
+            )
+        self._given = dict(weights)
+        self._weights = {name: _exact(name, weight) for name, weight in weights.items()}
+        if not any(self._weights.values()):
+            what = "every weight is zero" if weights else "the mixture is empty"
+            raise MixtureError(f"{what}: at least one dataset needs a positive weight")
+
+    def __getitem__(self, name: str) -> Fraction:
+        return self._weights[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+    def __repr__(self) -> str:
+        inside = ", ".join(f"{name!r}: {weight!s}" for name, weight in self._given.items())
+        return f"MixtureSpec({{{inside}}})"
+
+
+def _exact(name: object, weight: object) -> Fraction:
+    if not isinstance(name, str) or not name:
+        raise MixtureError(f"a dataset name must be a non-empty string, got {name!r}")
+    fraction = _as_fraction(weight)
+    if fraction is None or fraction < 0:
+        raise MixtureError(
+            f"weight of dataset {name!r} is {weight!r}: expected a finite number >= 0 "
+            "(zero leaves the dataset out)"
+        )
+    return fraction
+
+
+def _as_fraction(weight: object) -> Fraction | None:
+    """Exact value of a number, None where there is none. A float is read through its text."""
+    if isinstance(weight, bool) or not isinstance(weight, Real | Decimal):
+        return None
+    if isinstance(weight, Integral):
+        return Fraction(int(weight))
+    if isinstance(weight, Rational):
+        return Fraction(weight)
+    if not math.isfinite(weight):
+        return None
+    # str, not repr: numpy's repr carries the type, its str is the shortest text at that precision
+    return Fraction(weight) if isinstance(weight, Decimal) else Fraction(str(weight))
+
+
+def integer_weights(weights: Sequence[Fraction], limit: int = TOTAL_LIMIT) -> list[int]:
+    """Positive integers in the ratio of positive rationals, with a sum of at most `limit`.
+
+    Exact whenever the reduced ratio fits. Otherwise `limit` units are shared out by largest
+    remainder (ties: larger weight, then earlier), each weight getting at least one unit; the error
+    of a share is then below 1/limit.
+    """
+    common = math.lcm(*(w.denominator for w in weights))
+    scaled = [w.numerator * (common // w.denominator) for w in weights]
+    divisor = math.gcd(*scaled)
+    scaled = [v // divisor for v in scaled]
+    total = sum(scaled)
+    return scaled if total <= limit else _largest_remainder(scaled, total, limit)
+
+
+def _largest_remainder(scaled: list[int], total: int, limit: int) -> list[int]:
+    units = [max(1, v * limit // total) for v in scaled]
+    spare = limit - sum(units)
+    by_remainder = sorted(
+        range(len(scaled)), key=lambda i: (-(scaled[i] * limit % total), -scaled[i], i)
+    )
+    for i in by_remainder[: max(spare, 0)]:
+        units[i] += 1
+    # units of one that were rounded up may have overshot: the largest give them back
+    for i in sorted(range(len(units)), key=lambda i: (-units[i], i)):
+        if spare >= 0:
+            break
+        given = min(-spare, units[i] - 1)
+        units[i] -= given
+        spare += given
+    return units
