@@ -1,0 +1,299 @@
+"""A dataset: a named collection of shards of one format, described once and never changed.
+
+The description (names, counts, sizes) is all that the plan needs; samples are read through
+`Dataset.open`, by the process that wants them. A dataset holds no open handle: it can be pickled
+and used on both sides of a fork.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from zephon_torch.errors import ConfigurationError
+from zephon_torch.io.discovery import count_samples, find_shards
+from zephon_torch.io.files import Storage, StoredFile
+from zephon_torch.io.fingerprint import fingerprint
+from zephon_torch.io.formats import load_format
+from zephon_torch.io.formats.memory import MemoryReader
+from zephon_torch.io.formats.reader import Reader
+from zephon_torch.io.shards import Shard, ShardTable
+
+__all__ = ["Dataset", "Reader", "Shard"]
+
+_ITERATION_STEP = 256
+_UNITS = ("kB", "MB", "GB", "TB", "PB", "EB")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Dataset:
+    """A named, immutable collection of shards of one format.
+
+    Made by `from_path`, `from_samples` or `from_torch`. Samples stand in shard-then-record order;
+    shards stand in the order of their relative paths, however they were listed.
+
+    Attributes:
+        name: Unique in a mixture; part of the fingerprint.
+        format: ``"jsonl"``, ``"memory"`` or ``"torch"``.
+        shards: Sequence of `Shard`, made on access.
+    """
+
+    name: str
+    format: str
+    shards: ShardTable
+    _content: _Content
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ConfigurationError(
+                f"a dataset's name must be a str, not empty, got {self.name!r}"
+            )
+
+    @classmethod
+    def from_path(
+        cls,
+        name: str,
+        path: str | os.PathLike[str],
+        *,
+        format: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """Describe files.
+
+        Counting the records of a file reads it once and leaves a hidden index beside it, or in a
+        cache folder (see ``zephon_torch/io/index.py``); later calls read the index.
+
+        Args:
+            name: The dataset's name.
+            path: A folder (read to any depth), one file, or a pattern with wildcards; local or a
+                URL that fsspec knows. In folders, names that begin with ``.`` or ``_`` or end with
+                ``.tmp`` are left out.
+            format: Name of the format; told from the extensions by default.
+            storage_options: For fsspec; never shown in any message.
+
+        Raises:
+            ConfigurationError: A bad name, not a path, or an unknown format.
+            DatasetError: Nothing there, no data there, more than one format, or files that change
+                while they are read.
+        """
+        found = find_shards(path, format, storage_options)
+        num_samples = count_samples(name, found)
+        columns = list(zip(*found.files, strict=True))
+        num_bytes, stamps = (np.array(column, dtype=np.int64) for column in columns[1:])
+        shards = ShardTable(num_samples, num_bytes, columns[0])
+        return cls(name, found.format, shards, _Files(found.storage, stamps))
+
+    @classmethod
+    def from_samples(
+        cls,
+        name: str,
+        samples: Sequence[Any],
+        *,
+        shard_sizes: Sequence[int] | npt.NDArray[np.int64] | None = None,
+    ) -> Self:
+        """Describe a sequence in memory.
+
+        Args:
+            name: The dataset's name.
+            samples: Anything with ``__len__`` and ``__getitem__``; kept, not copied.
+            shard_sizes: Numbers of samples, in order, that sum to ``len(samples)``; one shard of
+                everything by default.
+
+        Raises:
+            ConfigurationError: A bad name, not a sequence, or sizes that do not fit.
+        """
+        if isinstance(samples, str | bytes | Mapping):
+            raise ConfigurationError(
+                f"samples of dataset {name!r} must be a sequence of samples, got "
+                f"{type(samples).__name__}; files are read with Dataset.from_path"
+            )
+        length = _length_of(name, samples)
+        sizes = _sizes(name, [length] if shard_sizes is None else shard_sizes, length)
+        return cls(name, "memory", ShardTable(sizes), _Objects(samples, None))
+
+    @classmethod
+    def from_torch(cls, name: str, dataset: Any, *, version: str | None = None) -> Self:
+        """Describe a map-style dataset: anything with ``__len__`` and ``__getitem__``.
+
+        It is asked for its length once and never iterated; one that has ``__getitems__`` is asked
+        for several samples at once.
+
+        Args:
+            name: The dataset's name.
+            dataset: The map-style dataset; kept, not copied.
+            version: Anything that tells one content from another; part of the fingerprint, which
+                otherwise only knows the length.
+
+        Raises:
+            ConfigurationError: A bad name or version, or a dataset that is not map-style.
+        """
+        if version is not None and not isinstance(version, str):
+            raise ConfigurationError(f"version of dataset {name!r} must be a str, got {version!r}")
+        sizes = np.array([_length_of(name, dataset)], dtype=np.int64)
+        return cls(name, "torch", ShardTable(sizes), _Objects(dataset, version))
+
+    @cached_property
+    def num_samples(self) -> int:
+        """Number of samples in all shards."""
+        return int(self.shards.num_samples.sum())
+
+    @property
+    def num_shards(self) -> int:
+        """Number of shards."""
+        return len(self.shards)
+
+    @property
+    def shard_num_samples(self) -> npt.NDArray[np.int64]:
+        """int64[num_shards], read-only."""
+        return self.shards.num_samples
+
+    @property
+    def shard_num_bytes(self) -> npt.NDArray[np.int64]:
+        """int64[num_shards], read-only; zeros for in-memory datasets."""
+        return self.shards.num_bytes
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """64 hex digits that change when samples could stand elsewhere; see ``fingerprint.py``."""
+        return fingerprint(self.name, self.format, self.shards, self._content.version)
+
+    def shard_path(self, shard: int) -> str:
+        """Full path or URL of a shard for messages, ``name[shard]`` for in-memory datasets."""
+        return self._content.place(self, self._check_shard(shard))
+
+    def open(self, shard: int) -> Reader:
+        """Open one shard for this process; close the reader after use.
+
+        Raises:
+            IndexError: No such shard.
+            DatasetError: The file is gone or changed, or its index does not fit.
+        """
+        return self._content.open(self, self._check_shard(shard))
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, index: int) -> Any:
+        """Read one sample, by its number in shard-then-record order; opens its shard to do so."""
+        number = operator.index(index)
+        if not -self.num_samples <= number < self.num_samples:
+            raise IndexError(f"sample {number} of dataset {self.name!r}: it has {len(self):,}")
+        shard, sample = self.shards.locate(number % self.num_samples)
+        with closing(self.open(shard)) as reader:
+            return reader.read(np.array([sample], dtype=np.int64))[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        """Read all samples in shard-then-record order, opening each shard once."""
+        for shard, num_samples in enumerate(self.shard_num_samples.tolist()):
+            with closing(self.open(shard)) as reader:
+                for start in range(0, num_samples, _ITERATION_STEP):
+                    stop = min(start + _ITERATION_STEP, num_samples)
+                    yield from reader.read(np.arange(start, stop, dtype=np.int64))
+
+    def __repr__(self) -> str:
+        parts = [self.format, _plural(self.num_shards, "shard"), _plural(len(self), "sample")]
+        if num_bytes := int(self.shard_num_bytes.sum()):
+            parts.append(_describe_bytes(num_bytes))
+        return f"Dataset({self.name!r}, {', '.join(parts)})"
+
+    def _check_shard(self, shard: int) -> int:
+        if not 0 <= shard < self.num_shards:
+            raise IndexError(f"shard {shard} of dataset {self.name!r}: it has {self.num_shards:,}")
+        return operator.index(shard)
+
+
+class _Content(Protocol):
+    """Where the samples are: the part of a dataset that differs between files and objects."""
+
+    @property
+    def version(self) -> str | None: ...
+    def place(self, dataset: Dataset, shard: int) -> str: ...
+    def open(self, dataset: Dataset, shard: int) -> Reader: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    storage: Storage
+    stamps: npt.NDArray[np.int64]
+
+    @property
+    def version(self) -> None:
+        return None
+
+    def place(self, dataset: Dataset, shard: int) -> str:
+        return self.storage.url(dataset.shards.path(shard))
+
+    def open(self, dataset: Dataset, shard: int) -> Reader:
+        known = dataset.shards[shard]
+        file = StoredFile(self.storage, known.path, known.num_bytes, int(self.stamps[shard]))
+        return load_format(dataset.format).open_reader(file, dataset.name, known.num_samples)
+
+
+@dataclass(frozen=True, slots=True)
+class _Objects:
+    samples: Any
+    version: str | None
+
+    def place(self, dataset: Dataset, shard: int) -> str:
+        return f"{dataset.name}[{shard}]"
+
+    def open(self, dataset: Dataset, shard: int) -> Reader:
+        num_samples = int(dataset.shard_num_samples[shard])
+        start = int(dataset.shards.stops[shard]) - num_samples
+        where = f"dataset {dataset.name!r}, shard {shard}"
+        return MemoryReader(self.samples, start, num_samples, where)
+
+
+def _length_of(name: str, samples: Any) -> int:
+    """Length of something map-style; everything else is told what to do."""
+    torch_data = sys.modules.get("torch.utils.data")  # not imported: not one of its objects
+    iterable = getattr(torch_data, "IterableDataset", ())
+    if hasattr(samples, "__getitem__") and not isinstance(samples, iterable):
+        try:
+            return len(samples)
+        except (TypeError, NotImplementedError) as error:
+            reason = f"its length is not known ({error})"
+    else:
+        reason = "it can only be iterated"
+    raise ConfigurationError(
+        f"dataset {name!r} must have __len__ and __getitem__, got {type(samples).__name__}: "
+        f"{reason}. Exact order and resume need random access: put the samples into a list or into "
+        "files (Dataset.from_path)"
+    )
+
+
+def _sizes(name: str, shard_sizes: Any, length: int) -> npt.NDArray[np.int64]:
+    sizes = np.asarray(shard_sizes)
+    if sizes.ndim != 1 or (sizes.size and sizes.dtype.kind not in "iu"):
+        raise ConfigurationError(
+            f"shard_sizes of dataset {name!r} must be one integer a shard, got {sizes.dtype} of "
+            f"shape {sizes.shape}"
+        )
+    sizes = sizes.astype(np.int64)
+    if (sizes < 0).any():
+        raise ConfigurationError(f"shard_sizes of dataset {name!r} has {sizes.min()}, less than 0")
+    if (total := int(sizes.sum())) != length:
+        raise ConfigurationError(
+            f"shard_sizes of dataset {name!r} sum to {total:,}, but there are {length:,} samples"
+        )
+    return sizes
+
+
+def _plural(number: int, word: str) -> str:
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
+def _describe_bytes(num_bytes: int) -> str:
+    if num_bytes < 1000:
+        return f"{num_bytes} bytes"
+    power = min((len(str(num_bytes)) - 1) // 3, len(_UNITS))
+    return f"{num_bytes / 1000**power:.1f} {_UNITS[power - 1]}"

@@ -1,0 +1,173 @@
+"""From what a user names (a folder, a file, a pattern) to counted shards of one format."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from zephon_torch.errors import ConfigurationError, DatasetError
+from zephon_torch.io.bar import byte_bar
+from zephon_torch.io.files import FileInfo, Storage, StoredFile, is_ignored
+from zephon_torch.io.formats import FORMATS, describe_formats, detect_format, load_format
+from zephon_torch.io.storage import connect
+
+_COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".lz4")
+_NUM_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The data files of a dataset, ordered by path."""
+
+    storage: Storage
+    format: str
+    files: Sequence[FileInfo]
+
+
+def find_shards(
+    path: str | os.PathLike[str], format: str | None, storage_options: Mapping[str, Any] | None
+) -> Found:
+    """List the data files that a path stands for.
+
+    Args:
+        path: A folder (read to any depth), one file, or a pattern with wildcards. What exists under
+            the very name is never taken for a pattern.
+        format: Name of a format; None to tell it from the extensions.
+        storage_options: For fsspec.
+
+    Raises:
+        ConfigurationError: Not a path, or an unknown format.
+        DatasetError: Nothing there, no data there, or more than one format.
+    """
+    if format is not None:
+        load_format(format)
+    storage = connect(_path_text(path), storage_options)
+    kind = storage.kind()
+    if kind == "folder":
+        files, found_format = _choose_in_folder(storage, format)
+    else:
+        storage, files = _single(storage) if kind == "file" else _match(storage)
+        found_format = format or _common_format(storage, files)
+    _refuse_broken_links(storage, files)
+    return Found(storage, found_format, sorted(files))
+
+
+def count_samples(dataset: str, found: Found) -> npt.NDArray[np.int64]:
+    """Count the records of every file, int64[num_files]; builds the indexes that are missing."""
+    module = load_format(found.format)
+    files = [StoredFile(found.storage, *file) for file in found.files]
+    counts = [module.count(file) for file in files]
+    missing = [at for at, known in enumerate(counts) if known is None]
+    with byte_bar(f"indexing {dataset!r}", sum(files[at].num_bytes for at in missing)) as advance:
+        for at in missing:
+            counts[at] = module.scan(files[at], advance)
+    return np.array(counts, dtype=np.int64)
+
+
+def _path_text(path: str | os.PathLike[str]) -> str:
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(text, str) or not text:
+        raise ConfigurationError(
+            f"path must be a folder, a file or a pattern as str or os.PathLike, got {path!r}"
+        )
+    return text
+
+
+def _single(storage: Storage) -> tuple[Storage, list[FileInfo]]:
+    folder, name = storage.split()
+    return folder, [folder.info(name)]
+
+
+def _match(storage: Storage) -> tuple[Storage, list[FileInfo]]:
+    parts = storage.split_glob()
+    if parts is None:
+        raise DatasetError(f"no file or folder {storage.url()!r}")
+    folder, pattern = parts
+    # "_*.jsonl" asks for such names, "*" does not.
+    asks_underscore = pattern.rpartition("/")[2].startswith("_")
+    names = [(file, file.path.rpartition("/")[2]) for file in folder.glob(pattern)]
+    files = [
+        file
+        for file, name in names
+        if not is_ignored(name.lstrip("_") if asks_underscore else name)
+    ]
+    if not files:
+        raise DatasetError(f"no file matches {storage.url()!r}")
+    return folder, files
+
+
+def _choose_in_folder(storage: Storage, format: str | None) -> tuple[list[FileInfo], str]:
+    """Pick the data files of a folder; others (a README) may lie beside them."""
+    listed = sorted(storage.list_files())
+    by_format: dict[str, list[FileInfo]] = {}
+    for file in listed:
+        if (name := detect_format(file.path)) is not None and format in (None, name):
+            by_format.setdefault(name, []).append(file)
+    _refuse_compressed(storage, listed)
+    if len(by_format) > 1:
+        _refuse_mixed(storage, {name: files[0].path for name, files in by_format.items()})
+    if not by_format:
+        _refuse_empty(storage, listed, format)
+    ((name, files),) = by_format.items()
+    return files, name
+
+
+def _common_format(storage: Storage, files: Sequence[FileInfo]) -> str:
+    """Return the one format of files that were asked for by name or pattern."""
+    _refuse_compressed(storage, files)
+    examples: dict[str, str] = {}
+    for file in sorted(files):
+        name = detect_format(file.path)
+        if name is None:
+            raise DatasetError(
+                f"cannot tell the format of {storage.url(file.path)!r} from its extension; known "
+                f"are {describe_formats()}: name one with format="
+            )
+        examples.setdefault(name, file.path)
+    if len(examples) > 1:
+        _refuse_mixed(storage, examples)
+    return next(iter(examples))
+
+
+def _refuse_compressed(storage: Storage, files: Sequence[FileInfo]) -> None:
+    """Leaving out compressed shards that lie among others would lose data without a word."""
+    for file in files:
+        stem, extension = os.path.splitext(file.path)
+        if extension.lower() in _COMPRESSED and detect_format(stem):
+            raise DatasetError(
+                f"{storage.url(file.path)!r} is compressed, which is not supported: decompress it "
+                "or move it out of the dataset"
+            )
+
+
+def _refuse_mixed(storage: Storage, examples: Mapping[str, str]) -> None:
+    named = ", ".join(f"{path!r} is {name}" for name, path in examples.items())
+    raise DatasetError(
+        f"{storage.url()!r} holds files of more than one format: {named}; pick one with format=, "
+        "or make one dataset of each"
+    )
+
+
+def _refuse_empty(storage: Storage, listed: Sequence[FileInfo], format: str | None) -> None:
+    paths = [file.path for file in listed]
+    content = ", ".join(map(repr, paths[:_NUM_NAMED])) or "nothing"
+    if len(paths) > _NUM_NAMED:
+        content += f" and {len(paths) - _NUM_NAMED:,} more"
+    wanted = (
+        f"{format!r} ({' '.join(FORMATS[format].extensions)})" if format else describe_formats()
+    )
+    raise DatasetError(
+        f"folder {storage.url()!r} holds no data files: found {content}, expected {wanted}; hidden "
+        "names and names that begin with '_' or end with '.tmp' do not count"
+    )
+
+
+def _refuse_broken_links(storage: Storage, files: Sequence[FileInfo]) -> None:
+    for file in files:
+        if file.num_bytes < 0:
+            raise DatasetError(f"{storage.url(file.path)!r} is a symbolic link to nothing")

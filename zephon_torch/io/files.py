@@ -1,0 +1,158 @@
+"""What a stored file is to this package, and what a place that holds files can do.
+
+A `Storage` is a root (a folder, a bucket prefix) and answers questions about paths relative to it;
+a `StoredFile` is one file of it as it was listed. Nothing here opens anything for longer than one
+call, so both can be pickled and can cross a fork. The two kinds of storage are in ``storage.py``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from zephon_torch.errors import DatasetError
+
+Kind = Literal["file", "folder"]
+
+BLOCK_BYTES = 8 << 20
+
+
+class FileInfo(NamedTuple):
+    """One listed file.
+
+    Attributes:
+        path: POSIX path relative to the storage's root.
+        num_bytes: Size; -1 for a symbolic link that leads nowhere.
+        stamp: Changes when the content does: modification time in nanoseconds for local files, else
+            a number made of what the store tells (ETag or time); 0 when it tells nothing.
+    """
+
+    path: str
+    num_bytes: int
+    stamp: int
+
+
+class Storage(ABC):
+    """A root below which files are listed and read. Immutable; holds no open handle."""
+
+    @abstractmethod
+    def kind(self) -> Kind | None:
+        """Return what stands at the root itself; None when it is neither of the two."""
+
+    @abstractmethod
+    def split(self) -> tuple[Storage, str]:
+        """Return the parent folder as a storage, and the root's own name in it."""
+
+    @abstractmethod
+    def split_glob(self) -> tuple[Storage, str] | None:
+        """For a root with wildcards: the deepest folder without, and the pattern below it."""
+
+    @abstractmethod
+    def list_files(self) -> list[FileInfo]:
+        """All files at any depth that `is_ignored` does not hide, in no particular order."""
+
+    @abstractmethod
+    def glob(self, pattern: str) -> list[FileInfo]:
+        """Files (not folders) that match a pattern relative to the root."""
+
+    @abstractmethod
+    def info(self, path: str) -> FileInfo:
+        """Size and stamp of a file as they are now; FileNotFoundError when it is gone."""
+
+    @abstractmethod
+    def read(self, path: str, start: int, stop: int) -> bytes:
+        """Bytes [start, stop); fewer when the file ends before."""
+
+    @abstractmethod
+    def read_ranges(
+        self, path: str, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]
+    ) -> list[bytes]:
+        """Several ranges of one file in as few requests as is sensible, in the order given."""
+
+    @abstractmethod
+    def url(self, path: str = "") -> str:
+        """Full path or URL for people: without credentials."""
+
+    @abstractmethod
+    def identity(self, path: str) -> str:
+        """Full path or URL that tells this file from any other, to derive cache names from."""
+
+    def local_path(self, path: str) -> str | None:
+        """Return the path in the local file system, None when there is none."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """One file as it was when its dataset was made."""
+
+    storage: Storage
+    path: str
+    num_bytes: int
+    stamp: int
+
+    @property
+    def name(self) -> str:
+        """The file's name without folders."""
+        return self.path.rpartition("/")[2]
+
+    @property
+    def url(self) -> str:
+        """Full path or URL for messages."""
+        return self.storage.url(self.path)
+
+    @property
+    def local_path(self) -> str | None:
+        """The path in the local file system, None when there is none."""
+        return self.storage.local_path(self.path)
+
+    def blocks(self, block_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:
+        """Read the content, block by block.
+
+        Raises:
+            DatasetError: The file ended early.
+        """
+        for start in range(0, self.num_bytes, block_bytes):
+            stop = min(start + block_bytes, self.num_bytes)
+            block = self.storage.read(self.path, start, stop)
+            if len(block) != stop - start:
+                now = f"{start + len(block):,} bytes now, {self.num_bytes:,} when it was listed"
+                raise DatasetError(f"{self.url!r} changed while it was read: {now}")
+            yield block
+
+    def check_unchanged(self) -> None:
+        """Compare size and stamp with the file as it is now.
+
+        Raises:
+            DatasetError: It is gone, or either differs.
+        """
+        try:
+            now = self.storage.info(self.path)
+        except FileNotFoundError:
+            raise DatasetError(
+                f"{self.url!r} is gone since the dataset was made; restore it or make the dataset "
+                "anew"
+            ) from None
+        if change := describe_change(self.num_bytes, self.stamp, now.num_bytes, now.stamp):
+            raise DatasetError(
+                f"{self.url!r} changed since the dataset was made: {change}; make the dataset anew"
+            )
+
+
+def describe_change(num_bytes: int, stamp: int, num_bytes_now: int, stamp_now: int) -> str:
+    """Return the first difference in words, "" when there is none. Pure."""
+    if num_bytes != num_bytes_now:
+        return f"{num_bytes:,} bytes then, {num_bytes_now:,} now"
+    if stamp != stamp_now:
+        return f"modification stamp {stamp} then, {stamp_now} now"
+    return ""
+
+
+def is_ignored(name: str) -> bool:
+    """Whether a file or folder of this name is never data: hidden, ``_SUCCESS``, unfinished."""
+    return name.startswith((".", "_")) or name.endswith(".tmp")

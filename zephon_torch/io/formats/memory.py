@@ -1,0 +1,46 @@
+"""Records of any indexable Python object, in this process's memory or made on demand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from zephon_torch.errors import DatasetError
+from zephon_torch.io.formats.reader import check_bounds
+
+
+class MemoryReader:
+    """Reads items [start, start + num_samples) of an object with ``__getitem__``.
+
+    An object with ``__getitems__`` (torch's convention) gets all numbers of a call at once. What
+    the object raises passes through unchanged.
+    """
+
+    def __init__(self, samples: Any, start: int, num_samples: int, shard: str) -> None:
+        self._samples = samples
+        self._start = start
+        self._num_samples = num_samples
+        self._shard = shard
+
+    def read(self, samples: npt.NDArray[np.int64]) -> list[Any]:
+        """Items by number; see `Reader.read`."""
+        samples = np.asarray(samples, dtype=np.int64)
+        check_bounds(samples, self._num_samples, self._shard)
+        numbers = (samples + self._start).tolist()
+        if getattr(self._samples, "__getitems__", None):
+            return self._read_at_once(numbers)
+        return [self._samples[number] for number in numbers]
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+    def _read_at_once(self, numbers: list[int]) -> list[Any]:
+        items = list(self._samples.__getitems__(numbers))
+        if len(items) != len(numbers):
+            raise DatasetError(
+                f"{self._shard}: __getitems__ of {type(self._samples).__name__} returned "
+                f"{len(items)} samples for {len(numbers)} numbers"
+            )
+        return items

@@ -1,0 +1,48 @@
+"""What every reader of a shard answers, and the check they share."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from zephon_torch.errors import RecordError
+
+
+class Reader(Protocol):
+    """Random access to the records of one shard, for the process that opened it."""
+
+    def read(self, samples: npt.NDArray[np.int64]) -> list[Any]:
+        """Read records by number.
+
+        Args:
+            samples: int64[n], record numbers within the shard, in any order, repeats allowed.
+
+        Returns:
+            The n records in the same order; a repeated number gives separate objects where the
+            format decodes bytes.
+
+        Raises:
+            RecordError: A number is outside of the shard, or a record cannot be decoded.
+            DatasetError: The shard or its index is not what it was.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of files; a second call has no effect."""
+        ...
+
+
+def check_bounds(samples: npt.NDArray[np.int64], num_samples: int, shard: str) -> None:
+    """Refuse record numbers outside of a shard.
+
+    Raises:
+        RecordError: Naming the shard and the first such number.
+    """
+    outside = (samples < 0) | (samples >= num_samples)
+    if outside.any():
+        raise RecordError(
+            f"{shard} has no record {samples[outside][0]}: it holds {num_samples:,} records, "
+            "numbered from 0"
+        )

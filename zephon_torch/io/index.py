@@ -1,0 +1,207 @@
+"""Where the records of a shard start: read from its sidecar, built and written when there is none.
+
+A sidecar (layout in ``sidecar.py``) lies hidden beside its shard as ``.<file>.zidx``. Where that
+folder cannot be written, and for remote shards, it lies in a cache folder under the sha256 of the
+shard's full path: ``$ZEPHON_CACHE_DIR``, else ``$XDG_CACHE_HOME/zephon_torch``, else
+``~/.cache/zephon_torch``. Where nothing can be written the index lives in this process.
+
+A sidecar that does not match its shard is never used: it is rebuilt and a `StaleIndexWarning` says
+why. Writing is atomic (temporary file in the same folder, then rename), so any number of processes
+may build the same index at once. This module is the only writer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from zephon_torch.errors import DatasetError
+from zephon_torch.io.files import StoredFile
+from zephon_torch.io.sidecar import (
+    Origin,
+    SidecarError,
+    are_sound,
+    encode_header,
+    read_header,
+    read_offsets,
+)
+
+Offsets = npt.NDArray[np.int64]
+Advance = Callable[[int], object]
+
+_T = TypeVar("_T")
+
+
+class StaleIndexWarning(UserWarning):
+    """A sidecar did not match its shard and was built anew."""
+
+
+class UnsavedIndexWarning(UserWarning):
+    """No place for sidecars can be written: every process builds its indexes again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Indexer:
+    """How the offsets of one format are found.
+
+    Attributes:
+        format: Name of the format.
+        version: Changes whenever `build` would find other offsets in the same file.
+        build: Makes int64[num_samples + 1] offsets (as in ``sidecar.py``) from a file, and calls
+            its second argument with the number of bytes of each block it is done with.
+    """
+
+    format: str
+    version: int
+    build: Callable[[StoredFile, Advance], Offsets]
+
+    def origin(self, file: StoredFile) -> Origin:
+        """Return what a sidecar of this file must say."""
+        return Origin(self.format, self.version, file.name, file.num_bytes, file.stamp)
+
+
+# Indexes that could not be written, by (identity, num_bytes, stamp) of their file.
+_unsaved: dict[tuple[str, int, int], Offsets] = {}
+
+
+def stored_count(file: StoredFile, indexer: Indexer) -> int | None:
+    """Count the records by a sound index, without reading the shard.
+
+    Returns:
+        The number, or None when the index must be built.
+    """
+    if (offsets := _unsaved.get(_key(file))) is not None:
+        return len(offsets) - 1
+    header = _first_sound(file, indexer, read_header)
+    return None if header is None else header.num_samples
+
+
+def build(file: StoredFile, indexer: Indexer, advance: Advance = int) -> Offsets:
+    """Read the whole shard, make its index and write the sidecar.
+
+    Raises:
+        DatasetError: The shard changed meanwhile.
+    """
+    offsets = indexer.build(file, advance)
+    file.check_unchanged()
+    assert are_sound(offsets, file.num_bytes), file.url
+    offsets.setflags(write=False)
+    if not _save(file, indexer.origin(file), offsets):
+        _keep_unsaved(file, offsets)
+    return offsets
+
+
+def load(file: StoredFile, indexer: Indexer, num_samples: int) -> Offsets:
+    """Return the offsets of a shard, from its sidecar or built anew.
+
+    Returns:
+        int64[num_samples + 1], read-only.
+
+    Raises:
+        DatasetError: The shard does not hold `num_samples` records.
+    """
+    offsets = _unsaved.get(_key(file))
+    if offsets is None:
+        offsets = _first_sound(file, indexer, read_offsets)
+    if offsets is None:
+        offsets = build(file, indexer)
+    if len(offsets) - 1 != num_samples:
+        raise DatasetError(
+            f"{file.url!r} holds {len(offsets) - 1:,} records, {num_samples:,} when the dataset "
+            "was made; make the dataset anew"
+        )
+    return offsets
+
+
+def sidecar_paths(file: StoredFile) -> list[str]:
+    """Where a sidecar of this file may lie, best place first."""
+    digest = hashlib.sha256(os.fsencode(file.storage.identity(file.path))).hexdigest()
+    paths = [os.path.join(_cache_folder(), f"{digest}.zidx")]
+    if (local := file.local_path) is not None:
+        folder, name = os.path.split(local)
+        paths.insert(0, os.path.join(folder, f".{name}.zidx"))
+    return paths
+
+
+def _cache_folder() -> str:
+    if folder := os.environ.get("ZEPHON_CACHE_DIR"):
+        return os.path.abspath(folder)
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(os.path.abspath(base), "zephon_torch")
+
+
+def _key(file: StoredFile) -> tuple[str, int, int]:
+    return file.storage.identity(file.path), file.num_bytes, file.stamp
+
+
+def _first_sound(
+    file: StoredFile, indexer: Indexer, read: Callable[[str, Origin], _T]
+) -> _T | None:
+    """Return what `read` makes of the first sidecar it accepts; warn if it only refused some."""
+    refused = []
+    for path in sidecar_paths(file):
+        try:
+            return read(path, indexer.origin(file))
+        except SidecarError as error:
+            refused.append(f"{path!r}: {error}")
+        except OSError:  # not there, or not readable: as good as not there
+            continue
+    if refused:
+        warnings.warn(
+            f"building the index of {file.url!r} anew, not using {'; '.join(refused)}",
+            StaleIndexWarning,
+            stacklevel=2,
+        )
+    return None
+
+
+def _save(file: StoredFile, origin: Origin, offsets: Offsets) -> bool:
+    """Write the sidecar to the first place that takes it."""
+    header = encode_header(origin, offsets)
+    for path in sidecar_paths(file):
+        with suppress(OSError):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            _write_atomically(path, header, offsets, _mode(file))
+            return True
+    return False
+
+
+def _mode(file: StoredFile) -> int:
+    """Whoever may read the shard may read its index: temporary files are private otherwise."""
+    local = file.local_path
+    return 0o600 if local is None else 0o600 | (os.stat(local).st_mode & 0o666)
+
+
+def _write_atomically(path: str, header: bytes, offsets: Offsets, mode: int) -> None:
+    descriptor, temporary = tempfile.mkstemp(".tmp", ".zidx-", os.path.dirname(path))
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(header)
+            stream.write(offsets.astype("<i8", copy=False).data)
+            os.fchmod(stream.fileno(), mode)
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _keep_unsaved(file: StoredFile, offsets: Offsets) -> None:
+    if not _unsaved:
+        warnings.warn(
+            f"the index of {file.url!r} can be written neither beside it nor to "
+            f"{_cache_folder()!r}: every process will build it again; point ZEPHON_CACHE_DIR to a "
+            "folder that can be written",
+            UnsavedIndexWarning,
+            stacklevel=2,
+        )
+    _unsaved[_key(file)] = offsets

@@ -1,0 +1,105 @@
+"""Byte ranges of one file for as long as a reader is open: a memory map, or ranged requests.
+
+Locally a map is the fastest way (`os.pread` gives up the interpreter lock at every record, and a
+background thread then waits for it); a map of a file that shrinks kills the process at the next
+touch, so its size is compared at every read.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from zephon_torch.errors import DatasetError
+from zephon_torch.io.files import StoredFile
+
+
+class Ranges(Protocol):
+    """Random access to the bytes of one file. Belongs to the process that opened it."""
+
+    def read(self, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> list[bytes]:
+        """Bytes [starts[i], stops[i]) for every i, in that order."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the file; reading afterwards raises."""
+        ...
+
+
+def open_ranges(file: StoredFile) -> Ranges:
+    """Open a file that must be as it was when its dataset was made.
+
+    Raises:
+        DatasetError: It is gone, or its size or stamp differ.
+    """
+    file.check_unchanged()
+    path = file.local_path
+    return RequestedFile(file) if path is None else MappedFile(file, path)
+
+
+class MappedFile:
+    """A local file, mapped."""
+
+    def __init__(self, file: StoredFile, path: str) -> None:
+        self._file = file
+        self._map: mmap.mmap | None = None
+        if file.num_bytes:  # an empty file cannot be mapped
+            self._map = _map_file(file, path)
+
+    def read(self, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> list[bytes]:
+        """Slices of the map."""
+        content = self._map
+        if content is None:
+            raise DatasetError(f"the reader of {self._file.url!r} is closed or the file is empty")
+        _check_size(self._file, content.size())
+        ranges = zip(starts.tolist(), stops.tolist(), strict=True)
+        return [content[start:stop] for start, stop in ranges]
+
+    def close(self) -> None:
+        """Unmap the file."""
+        if self._map is not None:
+            self._map.close()
+            self._map = None
+
+
+class RequestedFile:
+    """A remote file: one request for ranges that lie close together, nothing kept open."""
+
+    def __init__(self, file: StoredFile) -> None:
+        self._file: StoredFile = file
+        self._is_closed = False
+
+    def read(self, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> list[bytes]:
+        """Request the ranges."""
+        if self._is_closed:
+            raise DatasetError(f"the reader of {self._file.url!r} is closed")
+        parts = self._file.storage.read_ranges(self._file.path, starts, stops)
+        for part, start, stop in zip(parts, starts.tolist(), stops.tolist(), strict=True):
+            if len(part) != stop - start:
+                _check_size(self._file, start + len(part))
+        return parts
+
+    def close(self) -> None:
+        """Refuse further reads."""
+        self._is_closed = True
+
+
+def _map_file(file: StoredFile, path: str) -> mmap.mmap:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _check_size(file, os.fstat(descriptor).st_size)
+        return mmap.mmap(descriptor, file.num_bytes, access=mmap.ACCESS_READ)
+    finally:
+        os.close(descriptor)
+
+
+def _check_size(file: StoredFile, num_bytes: int) -> None:
+    if num_bytes < file.num_bytes:
+        raise DatasetError(
+            f"{file.url!r} was cut short: {file.num_bytes:,} bytes when the dataset was made, "
+            f"{num_bytes:,} now; restore it or make the dataset anew"
+        )

@@ -1,0 +1,285 @@
+"""Where files are: the local file system, or anywhere fsspec reaches. The only user of fsspec.
+
+`connect` turns what a user writes (a path, a ``file://`` URL, any other URL) into a `Storage`.
+fsspec file systems are looked up anew for every call: fsspec itself keeps one per process, and one
+made before a fork must not be used after it.
+"""
+
+from __future__ import annotations
+
+import glob as globbing
+import hashlib
+import os
+import re
+import stat
+import urllib.parse
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from zephon_torch.errors import ConfigurationError
+from zephon_torch.io.files import FileInfo, Kind, Storage, is_ignored
+
+_URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.:-]*)://(?P<root>.*)", re.DOTALL)
+_USER_INFO = re.compile(r"://[^/@]*@")
+# Two ranges closer than this are one request: a request costs more than the bytes between them.
+_MERGE_GAP_BYTES = 64 << 10
+
+
+def connect(path: str, storage_options: Mapping[str, Any] | None = None) -> Storage:
+    """Return the storage whose root is a path or URL.
+
+    Args:
+        path: A local path, a ``file://`` URL, or any URL that fsspec knows; may hold wildcards.
+        storage_options: Passed on to fsspec. Kept out of every message and of the `repr`.
+    """
+    url = _URL.fullmatch(path)
+    if url is None:
+        return LocalStorage(os.path.abspath(os.path.expanduser(path)))
+    scheme, root = url["scheme"], url["root"]
+    if scheme in ("file", "local"):
+        # pathlib's as_uri() quotes, fsspec does not unquote: what exists as written wins.
+        literal = os.path.exists(root)
+        return LocalStorage(os.path.abspath(root if literal else urllib.parse.unquote(root)))
+    # What follows the path (a query, the rest of a chained URL) stays behind every path below it.
+    cut = root.find("?") if scheme in ("http", "https") else root.find("::")
+    root, tail = (root, "") if cut < 0 else (root[:cut], root[cut:])
+    return RemoteStorage(root.rstrip("/"), scheme, tail, dict(storage_options or {}))
+
+
+@dataclass(frozen=True, slots=True)
+class LocalStorage(Storage):
+    """A folder (or file) of the local file system, by absolute path."""
+
+    root: str
+
+    def kind(self) -> Kind | None:
+        """Return what stands at the root, or None."""
+        if os.path.isdir(self.root):
+            return "folder"
+        return "file" if os.path.isfile(self.root) else None
+
+    def split(self) -> tuple[Storage, str]:
+        """Return the parent folder and the root's name in it."""
+        folder, name = os.path.split(self.root)
+        return LocalStorage(folder), name
+
+    def split_glob(self) -> tuple[Storage, str] | None:
+        """Split before the first part with a wildcard."""
+        parts = _split_at_wildcard(self.root)
+        return parts and (LocalStorage(parts[0] or "/"), parts[1])
+
+    def list_files(self) -> list[FileInfo]:
+        """List files at any depth."""
+        return list(_walk(self.root, "", ()))
+
+    def glob(self, pattern: str) -> list[FileInfo]:
+        """List files that match."""
+        found = globbing.glob(pattern, root_dir=self.root, recursive=True)
+        return [self.info(path) for path in found if os.path.isfile(self.url(path))]
+
+    def info(self, path: str) -> FileInfo:
+        """Return size and stamp as they are now."""
+        status = os.stat(self.url(path))
+        return FileInfo(path, status.st_size, status.st_mtime_ns)
+
+    def read(self, path: str, start: int, stop: int) -> bytes:
+        """Read one range."""
+        with open(self.url(path), "rb", buffering=0) as file:
+            return os.pread(file.fileno(), stop - start, start)
+
+    def read_ranges(
+        self, path: str, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]
+    ) -> list[bytes]:
+        """Read several ranges."""
+        with open(self.url(path), "rb", buffering=0) as file:
+            ranges = zip(starts.tolist(), stops.tolist(), strict=True)
+            return [os.pread(file.fileno(), stop - start, start) for start, stop in ranges]
+
+    def url(self, path: str = "") -> str:
+        """Return the path without credentials."""
+        return os.path.join(self.root, path) if path else self.root
+
+    def identity(self, path: str) -> str:
+        """Return what cache names derive from."""
+        return self.url(path)
+
+    def local_path(self, path: str) -> str | None:
+        """Return the path itself."""
+        return self.url(path)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteStorage(Storage):
+    """A prefix of anything that fsspec reaches: ``scheme://root`` + tail."""
+
+    root: str
+    scheme: str
+    tail: str = field(repr=False)
+    options: dict[str, Any] = field(repr=False)
+
+    def kind(self) -> Kind | None:
+        """Return what stands at the root, or None."""
+        fs, path = self._resolve()
+        fs.invalidate_cache()  # a listing that fsspec remembers may be older than the newest shard
+        try:
+            is_folder = fs.info(path)["type"] == "directory"
+        except FileNotFoundError:
+            return None
+        return "folder" if is_folder else "file"
+
+    def split(self) -> tuple[Storage, str]:
+        """Return the parent folder and the root's name in it."""
+        folder, _, name = self.root.rpartition("/")
+        return replace(self, root=folder), name
+
+    def split_glob(self) -> tuple[Storage, str] | None:
+        """Split before the first part with a wildcard."""
+        parts = _split_at_wildcard(self.root)
+        return parts and (replace(self, root=parts[0]), parts[1])
+
+    def list_files(self) -> list[FileInfo]:
+        """List files at any depth."""
+        fs, path = self._resolve()
+        files = self._relative(fs.find(path, detail=True), path)
+        return [file for file in files if not any(map(is_ignored, file.path.split("/")))]
+
+    def glob(self, pattern: str) -> list[FileInfo]:
+        """List files that match."""
+        fs, path = self._resolve()
+        found = fs.glob(f"{path.rstrip('/')}/{pattern}", detail=True)
+        return self._relative(found, path)
+
+    def info(self, path: str) -> FileInfo:
+        """Return size and stamp as they are now."""
+        fs, full = self._resolve(path)
+        fs.invalidate_cache()
+        return _file_info(path, fs.info(full))
+
+    def read(self, path: str, start: int, stop: int) -> bytes:
+        """Read one range."""
+        fs, full = self._resolve(path)
+        return bytes(fs.cat_file(full, start=start, end=stop))
+
+    def read_ranges(
+        self, path: str, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]
+    ) -> list[bytes]:
+        """Read several ranges."""
+        fs, full = self._resolve(path)
+        firsts, lasts, owner = merge_ranges(starts, stops, _MERGE_GAP_BYTES)
+        paths = [full] * len(firsts)
+        merged = fs.cat_ranges(paths, firsts.tolist(), lasts.tolist(), on_error="raise")
+        ranges = zip(
+            owner.tolist(),
+            (starts - firsts[owner]).tolist(),
+            (stops - starts).tolist(),
+            strict=True,
+        )
+        return [bytes(merged[at][start : start + size]) for at, start, size in ranges]
+
+    def url(self, path: str = "") -> str:
+        """Return the path without credentials."""
+        tail = "" if self.tail.startswith("?") else self.tail
+        return _USER_INFO.sub("://", f"{self.scheme}://{self._join(path)}{tail}")
+
+    def identity(self, path: str) -> str:
+        """Return what cache names derive from."""
+        return _USER_INFO.sub("://", f"{self.scheme}://{self._join(path)}{self.tail}")
+
+    def _join(self, path: str) -> str:
+        return f"{self.root}/{path}" if self.root and path else self.root or path
+
+    def _resolve(self, path: str = "") -> tuple[Any, str]:
+        """Return the file system of this process and the path in its own spelling."""
+        import fsspec.core
+
+        try:
+            fs, full = fsspec.core.url_to_fs(
+                f"{self.scheme}://{self._join(path)}{self.tail}", **self.options
+            )
+        except (ImportError, ValueError) as error:  # protocol without its package, or unknown
+            raise ConfigurationError(f"cannot open {self.url(path)!r}: {error}") from error
+        return fs, str(full)
+
+    def _relative(self, found: Mapping[str, Mapping[str, Any]], base: str) -> list[FileInfo]:
+        return [
+            _file_info(path[len(base) :].lstrip("/"), info)
+            for path, info in found.items()
+            if info["type"] == "file"
+        ]
+
+
+def merge_ranges(
+    starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64], gap: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Join ranges that touch, overlap or lie at most `gap` bytes apart. Pure.
+
+    Args:
+        starts: int64[n], in any order.
+        stops: int64[n].
+        gap: Bytes that may be read in vain between two ranges.
+
+    Returns:
+        Starts and stops of the joined ranges, and int64[n]: which of them holds range i.
+    """
+    order = np.argsort(starts, kind="stable")
+    reach = np.maximum.accumulate(stops[order])
+    is_first = np.ones(len(order), dtype=bool)
+    is_first[1:] = starts[order][1:] > reach[:-1] + gap
+    owner = np.empty(len(order), dtype=np.int64)
+    owner[order] = np.cumsum(is_first) - 1
+    is_last = np.roll(is_first, -1)
+    return starts[order][is_first], reach[is_last], owner
+
+
+def _split_at_wildcard(path: str) -> tuple[str, str] | None:
+    """Folder before the first part with a wildcard, and the rest; None without wildcards."""
+    parts = path.split("/")
+    for at, part in enumerate(parts):
+        if globbing.has_magic(part):
+            return "/".join(parts[:at]), "/".join(parts[at:])
+    return None
+
+
+def _walk(folder: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Iterator[FileInfo]:
+    """Files below a folder, through symbolic links; `above` are the folders it lies in."""
+    status = os.stat(folder)
+    here = (status.st_dev, status.st_ino)
+    if here in above:  # a link to a folder that it lies in
+        return
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if is_ignored(entry.name):
+                continue
+            if entry.is_dir():
+                yield from _walk(entry.path, f"{prefix}{entry.name}/", (*above, here))
+            else:
+                yield from _stat_entry(entry, prefix + entry.name)
+
+
+def _stat_entry(entry: os.DirEntry[str], path: str) -> Iterator[FileInfo]:
+    try:
+        status = entry.stat()
+    except FileNotFoundError:
+        if entry.is_symlink():  # else: deleted since it was listed
+            yield FileInfo(path, -1, 0)
+        return
+    if stat.S_ISREG(status.st_mode):
+        yield FileInfo(path, status.st_size, status.st_mtime_ns)
+
+
+def _file_info(path: str, info: Mapping[str, Any]) -> FileInfo:
+    return FileInfo(path, int(info.get("size") or 0), _stamp(info))
+
+
+def _stamp(info: Mapping[str, Any]) -> int:
+    """63 bits of whatever a store tells about a version of a file; 0 when it tells nothing."""
+    for key in ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "created"):
+        if value := info.get(key):
+            text = value.isoformat() if isinstance(value, datetime) else str(value)
+            return int.from_bytes(hashlib.sha256(f"{key}={text}".encode()).digest()[:8]) >> 1
+    return 0
