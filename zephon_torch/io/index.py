@@ -69,8 +69,8 @@ class Indexer:
         return Origin(self.format, self.version, file.name, file.num_bytes, file.stamp)
 
 
-# Indexes that could not be written, by (identity, num_bytes, stamp) of their file.
-_unsaved: dict[tuple[str, int, int], Offsets] = {}
+# Indexes that could not be written, by the identity of their file and what they were made from.
+_unsaved: dict[tuple[str, Origin], Offsets] = {}
 
 
 def stored_count(file: StoredFile, indexer: Indexer) -> int | None:
@@ -79,13 +79,13 @@ def stored_count(file: StoredFile, indexer: Indexer) -> int | None:
     Returns:
         The number, or None when the index must be built.
     """
-    if (offsets := _unsaved.get(_key(file))) is not None:
+    if (offsets := _unsaved.get(_key(file, indexer))) is not None:
         return len(offsets) - 1
     header = _first_sound(file, indexer, read_header)
     return None if header is None else header.num_samples
 
 
-def build(file: StoredFile, indexer: Indexer, advance: Advance = int) -> Offsets:
+def build(file: StoredFile, indexer: Indexer, advance: Advance) -> Offsets:
     """Read the whole shard, make its index and write the sidecar.
 
     Raises:
@@ -96,7 +96,7 @@ def build(file: StoredFile, indexer: Indexer, advance: Advance = int) -> Offsets
     assert are_sound(offsets, file.num_bytes), file.url
     offsets.setflags(write=False)
     if not _save(file, indexer.origin(file), offsets):
-        _keep_unsaved(file, offsets)
+        _keep_unsaved(file, indexer, offsets)
     return offsets
 
 
@@ -109,11 +109,11 @@ def load(file: StoredFile, indexer: Indexer, num_samples: int) -> Offsets:
     Raises:
         DatasetError: The shard does not hold `num_samples` records.
     """
-    offsets = _unsaved.get(_key(file))
+    offsets = _unsaved.get(_key(file, indexer))
     if offsets is None:
         offsets = _first_sound(file, indexer, read_offsets)
     if offsets is None:
-        offsets = build(file, indexer)
+        offsets = build(file, indexer, _unwatched)
     if len(offsets) - 1 != num_samples:
         raise DatasetError(
             f"{file.url!r} holds {len(offsets) - 1:,} records, {num_samples:,} when the dataset "
@@ -139,8 +139,12 @@ def _cache_folder() -> str:
     return os.path.join(os.path.abspath(base), "zephon_torch")
 
 
-def _key(file: StoredFile) -> tuple[str, int, int]:
-    return file.storage.identity(file.path), file.num_bytes, file.stamp
+def _key(file: StoredFile, indexer: Indexer) -> tuple[str, Origin]:
+    return file.storage.identity(file.path), indexer.origin(file)
+
+
+def _unwatched(num_bytes: int) -> None:
+    """Show no progress: a reader that must build an index does so for one shard."""
 
 
 def _first_sound(
@@ -195,7 +199,7 @@ def _write_atomically(path: str, header: bytes, offsets: Offsets, mode: int) -> 
         raise
 
 
-def _keep_unsaved(file: StoredFile, offsets: Offsets) -> None:
+def _keep_unsaved(file: StoredFile, indexer: Indexer, offsets: Offsets) -> None:
     if not _unsaved:
         warnings.warn(
             f"the index of {file.url!r} can be written neither beside it nor to "
@@ -204,4 +208,4 @@ def _keep_unsaved(file: StoredFile, offsets: Offsets) -> None:
             UnsavedIndexWarning,
             stacklevel=2,
         )
-    _unsaved[_key(file)] = offsets
+    _unsaved[_key(file, indexer)] = offsets

@@ -13,7 +13,7 @@ import os
 import re
 import stat
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -70,7 +70,7 @@ class LocalStorage(Storage):
 
     def split_glob(self) -> tuple[Storage, str] | None:
         """Split before the first part with a wildcard."""
-        parts = _split_at_wildcard(self.root)
+        parts = _split_at_wildcard(self.root, os.path.exists)
         return parts and (LocalStorage(parts[0] or "/"), parts[1])
 
     def list_files(self) -> list[FileInfo]:
@@ -139,7 +139,7 @@ class RemoteStorage(Storage):
 
     def split_glob(self) -> tuple[Storage, str] | None:
         """Split before the first part with a wildcard."""
-        parts = _split_at_wildcard(self.root)
+        parts = _split_at_wildcard(self.root, lambda _: False)
         return parts and (replace(self, root=parts[0]), parts[1])
 
     def list_files(self) -> list[FileInfo]:
@@ -173,6 +173,9 @@ class RemoteStorage(Storage):
         firsts, lasts, owner = merge_ranges(starts, stops, _MERGE_GAP_BYTES)
         paths = [full] * len(firsts)
         merged = fs.cat_ranges(paths, firsts.tolist(), lasts.tolist(), on_error="raise")
+        for part in merged:
+            if isinstance(part, BaseException):  # asynchronous file systems return errors
+                raise part
         ranges = zip(
             owner.tolist(),
             (starts - firsts[owner]).tolist(),
@@ -236,11 +239,14 @@ def merge_ranges(
     return starts[order][is_first], reach[is_last], owner
 
 
-def _split_at_wildcard(path: str) -> tuple[str, str] | None:
-    """Folder before the first part with a wildcard, and the rest; None without wildcards."""
+def _split_at_wildcard(path: str, exists: Callable[[str], bool]) -> tuple[str, str] | None:
+    """Folder before the first part with a wildcard, and the rest; None without wildcards.
+
+    A folder that is really called ``data[1]`` is no pattern.
+    """
     parts = path.split("/")
     for at, part in enumerate(parts):
-        if globbing.has_magic(part):
+        if globbing.has_magic(part) and not exists("/".join(parts[: at + 1])):
             return "/".join(parts[:at]), "/".join(parts[at:])
     return None
 
