@@ -11,9 +11,9 @@ and the other child the rest. So n_i(p), the number of items of dataset i among 
 walk down; the dataset of one position is one path down, the position of a dataset's m-th item one
 path up. Everything is integer arithmetic and nothing is replayed.
 
-**Bound.** A child's error is its rounding (<= 1/2) plus its share of its parent's. In a Huffman tree
-two consecutive ratios multiply to at most 1/2, so |n_i(p) - w_i p| < 2 for every number of datasets,
-every p and every weights. Each step of p adds exactly one item to exactly one leaf.
+**Bound.** A child's error is its rounding (<= 1/2) plus its share of its parent's. In a Huffman
+tree two consecutive ratios multiply to at most 1/2, so |n_i(p) - w_i p| < 2 for every number of
+datasets, every p and all weights. Each step of p adds exactly one item to exactly one leaf.
 """
 
 from __future__ import annotations

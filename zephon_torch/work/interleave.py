@@ -1,9 +1,10 @@
 """Which dataset stands at each offset inside a chunk.
 
-The split tree's counts at the two ends of a chunk give every dataset an exact quota; here the quotas
-are spread over the chunk. A *piece* is what is spread: a chunk, or the part of a chunk before the
-end of the plan or between two departures of ``exhausted_policy="redistribute"``. A piece knows its
-chunk number k, its first position and its quotas. Samples of one dataset keep their order.
+The split tree's counts at the two ends of a chunk give every dataset an exact quota; here the
+quotas are spread over the chunk. A *piece* is what is spread: a chunk, or the part of a chunk
+before the end of the plan or between two departures of ``exhausted_policy="redistribute"``. A piece
+knows its chunk number k, its first position and its quotas. Samples of one dataset keep their
+order.
 
 ``balanced``
     The same tree over the quotas: a node with quota Q, whose heavy child has quota q, has passed
@@ -13,8 +14,9 @@ chunk number k, its first position and its quotas. Samples of one dataset keep t
     of its first n items on to it. The phase belongs to the node and moves from chunk to chunk by a
     Weyl step, so that chunks that are consumed side by side (lanes) do not show one dataset at one
     offset all at once: with ``fraction = alpha[depth] * k + subkey(key, node)`` modulo 2**64,
-    ``phase = (fraction >> 32) * Q >> 32``; alpha[d] is the fractional part of the square root of the
-    d-th prime (2, 3, 5, ...) in 64 bits, and that of the last one from depth 63 on.
+    ``phase = (fraction >> 32) * Q >> 32``. The root has depth 0; alpha[d] is the fractional part of
+    the square root of the (d + 1)-th prime (2, 3, 5, ...), cut to 64 bits; from depth 63 on it is
+    that of the 64th prime, 311. ``key`` is ``text_key("zephon_torch/interleave/1", str(seed))``.
 ``shuffle``
     Offset o takes the label at place ``permute(o, n, subkey(key, first position))`` of the n labels
     of the piece sorted by dataset: a uniform shuffle with exact quotas.

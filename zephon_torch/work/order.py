@@ -37,13 +37,14 @@ weights or the chunk size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from zephon_torch.errors import ConfigurationError
 from zephon_torch.work.permutation import (
     MAX_N,
     Int64Array,
@@ -56,6 +57,7 @@ from zephon_torch.work.permutation import (
     unpermute,
 )
 
+_Permutation: TypeAlias = Callable[[Int64Array, Int64Array, UInt64Array], Int64Array]
 BlockSize: TypeAlias = int | Literal["auto", "global"] | None
 
 _SHARDS, _WITHIN, _BLOCK, _GLOBAL = (np.array([purpose]) for purpose in range(4))
@@ -69,6 +71,16 @@ class ShuffleLevels:
     shards: bool
     within_shard: bool
     block_size: BlockSize
+
+    def __post_init__(self) -> None:
+        size = self.block_size
+        if size in (None, "auto", "global"):
+            return
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ConfigurationError(
+                f"shuffle_block_size is {size!r}: expected None, an integer >= 1, "
+                '"auto" or "global"'
+            )
 
 
 class SampleOrder:
@@ -126,9 +138,13 @@ class SampleOrder:
         levels = self._levels
         if not self._reshuffle[dataset] or self.size[dataset] == 1:
             return False
-        by_shard = levels.shards and self._num_shards[dataset] > 1
-        within = levels.within_shard or levels.block_size is not None
-        return bool(by_shard or within)
+        if levels.block_size == "global":
+            return True
+        if levels.shards and self._num_shards[dataset] > 1:
+            return True
+        if self._block is not None:
+            return bool(self._block[dataset] > 1)
+        return levels.within_shard and bool(self.size[dataset] > self._num_shards[dataset])
 
     def locate(
         self, dataset: Int64Array, rank: Int64Array, epoch: int
@@ -178,9 +194,10 @@ class SampleOrder:
         """
         which = np.full_like(passes, dataset)
         keys = self._pass_keys(which, passes, epoch)
-        first, last = self._first_shard[dataset], self._first_shard[dataset] + self._num_shards[dataset]
-        number = int(np.searchsorted(self._shard_id[first:last], shard))
-        flat, levels = int(first) + number, self._levels
+        first, levels = int(self._first_shard[dataset]), self._levels
+        shard_ids = self._shard_id[first : first + int(self._num_shards[dataset])]
+        number = int(np.searchsorted(shard_ids, shard))
+        flat = first + number
         x = np.full_like(passes, sample)
         if levels.within_shard and levels.block_size is None:
             within = subkeys(subkeys(keys, _WITHIN), np.array([number]))
@@ -197,7 +214,9 @@ class SampleOrder:
         by_epoch = subkeys(self._key, self._reshuffle * epoch)
         return subkeys(by_epoch[dataset], pass_index * reshuffle)
 
-    def _in_block(self, dataset, offset, keys, mapping):  # type: ignore[no-untyped-def]
+    def _in_block(
+        self, dataset: Int64Array, offset: Int64Array, keys: UInt64Array, mapping: _Permutation
+    ) -> Int64Array:
         assert self._block is not None
         block = self._block[dataset]
         index = offset // block

@@ -81,9 +81,7 @@ def subkey(key: int, *numbers: int) -> int:
 
 
 def text_key(*parts: str) -> int:
-    """Return the 64-bit key of a tuple of texts (sha256, length-prefixed, so that parts never run
-    together).
-    """
+    """64-bit key of a tuple of texts: sha256, length-prefixed so that parts never run together."""
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode("utf-8", "surrogatepass")

@@ -1,0 +1,187 @@
+"""Progress: the integers that flow back, and their two forms.
+
+A run stands at (epoch, delivered): so many samples of this epoch, over all ranks, have been handed
+to the training loop. With the number of lanes and the fingerprint of the plan this is the whole
+state; it is the same on every rank and says nothing about ranks, workers or batch size.
+
+- **dict form** (``loader.state_dict()``): plain ints and strings under fixed keys, JSON-able.
+- **words form** (:func:`zephon_torch.bind`): 16 signed 64-bit integers,
+  ``[version, epoch, delivered, lanes, fingerprint x 4, digests x 4, checksum, 0, 0, 0]``; digests
+  are those of :class:`~zephon_torch.work.identity.PlanIdentity`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from zephon_torch.errors import PlanMismatch, StateError
+from zephon_torch.work.identity import PARTS, PlanIdentity, difference
+
+STATE_VERSION = 1
+NUM_WORDS = 16
+_KEYS = ("version", "epoch", "delivered", "lanes", "fingerprint", "description")
+_CHECKSUM_AT = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a run stands.
+
+    Attributes:
+        epoch: current epoch, from 0.
+        delivered: samples of this epoch handed over so far, over all ranks.
+        lanes: sub-streams of the delivery order.
+        fingerprint: of the plan, 64 hexadecimal digits.
+        description: JSON text of the plan; empty where the state came as words.
+        digests: of the parts of the plan; empty where the state came as a dict.
+    """
+
+    epoch: int
+    delivered: int
+    lanes: int
+    fingerprint: str
+    description: str = field(default="", compare=False, repr=False)
+    digests: tuple[int, ...] = field(default=(), compare=False, repr=False)
+
+    @classmethod
+    def at(cls, identity: PlanIdentity, *, epoch: int, delivered: int, lanes: int) -> Progress:
+        """Progress on a plan."""
+        return cls(
+            epoch, delivered, lanes, identity.fingerprint, identity.description, identity.digests
+        )
+
+    def to_dict(self) -> dict[str, int | str]:
+        """The dict form: a fresh dict of ints and strings."""
+        return {
+            "version": STATE_VERSION,
+            "epoch": self.epoch,
+            "delivered": self.delivered,
+            "lanes": self.lanes,
+            "fingerprint": self.fingerprint,
+            "description": self.description,
+        }
+
+    @classmethod
+    def from_dict(cls, state: Mapping[str, Any]) -> Progress:
+        """Read the dict form.
+
+        Raises:
+            StateError: anything that :meth:`to_dict` cannot have made; the message names the key.
+        """
+        if not isinstance(state, Mapping):
+            raise StateError(f"expected the dict of a loader's state_dict(), got {_type(state)}")
+        missing = [key for key in _KEYS if key not in state]
+        if missing:
+            raise StateError(
+                f"the state has no {missing[0]!r}: it was not written by a zephon_torch loader "
+                f"(it has {sorted(map(str, state))[:8]})"
+            )
+        numbers = {key: _count(key, state[key]) for key in _KEYS[:4]}
+        _check_version(numbers.pop("version"))
+        for key in _KEYS[4:]:
+            if not isinstance(state[key], str):
+                raise StateError(f"{key!r} in the state is {_type(state[key])}, expected a string")
+        return cls(
+            **_checked(numbers),
+            fingerprint=_hexadecimal(state["fingerprint"]),
+            description=state["description"],
+        )
+
+    def to_words(self) -> list[int]:
+        """The words form: 16 signed 64-bit integers."""
+        data = bytes.fromhex(self.fingerprint)
+        words = [
+            STATE_VERSION,
+            self.epoch,
+            self.delivered,
+            self.lanes,
+            *(_signed(data[i : i + 8]) for i in range(0, 32, 8)),
+            *(self.digests or (0,) * len(PARTS)),
+        ]
+        return [*words, _checksum(words), 0, 0, 0]
+
+    @classmethod
+    def from_words(cls, words: Sequence[int]) -> Progress:
+        """Read the words form.
+
+        Raises:
+            StateError: another length or version, or a checksum that does not hold (as after a
+                cast of all tensors to bfloat16).
+        """
+        if len(words) != NUM_WORDS:
+            raise StateError(f"the data progress has {len(words)} words, expected {NUM_WORDS}")
+        if _checksum(words[:_CHECKSUM_AT]) != words[_CHECKSUM_AT]:
+            raise StateError(
+                "the checksum of the data progress does not hold: its integers were changed, for "
+                "example by casting every tensor of a checkpoint to a float type"
+            )
+        _check_version(words[0])
+        numbers = {"epoch": words[1], "delivered": words[2], "lanes": words[3]}
+        fingerprint = b"".join(w.to_bytes(8, "little", signed=True) for w in words[4:8]).hex()
+        return cls(**_checked(numbers), fingerprint=fingerprint, digests=tuple(words[8:12]))
+
+    def check(self, identity: PlanIdentity) -> None:
+        """Compare with a plan.
+
+        Raises:
+            PlanMismatch: another plan; the message names the first difference.
+        """
+        if self.fingerprint == identity.fingerprint:
+            return
+        raise PlanMismatch(
+            f"the checkpoint belongs to another plan: {self._difference(identity)}. Build the "
+            "loader as it was, or continue at the same epoch and number of samples of the new "
+            "plan with load_state_dict(state, strict=False): samples may then repeat or be missed"
+        )
+
+    def _difference(self, identity: PlanIdentity) -> str:
+        told = difference(self.description, identity.description)
+        if told is not None:
+            return told
+        pairs = zip(PARTS, self.digests, identity.digests, strict=False)
+        parts = [part for part, then, now in pairs if then not in (0, now)]
+        if parts:
+            return f"its {' and '.join(parts)} differ (the state carries no description of them)"
+        return f"fingerprint {self.fingerprint[:12]} then, {identity.fingerprint[:12]} now"
+
+
+def _checked(numbers: dict[str, int]) -> dict[str, int]:
+    for key, minimum in (("epoch", 0), ("delivered", 0), ("lanes", 1)):
+        if numbers[key] < minimum:
+            raise StateError(f"{key!r} in the state is {numbers[key]}, expected >= {minimum}")
+    return numbers
+
+
+def _count(key: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise StateError(f"{key!r} in the state is {value!r}, expected an integer")
+    return value
+
+
+def _check_version(version: int) -> None:
+    if version != STATE_VERSION:
+        raise StateError(
+            f"the state has version {version}, this zephon_torch reads version {STATE_VERSION}"
+        )
+
+
+def _hexadecimal(fingerprint: str) -> str:
+    if len(fingerprint) != 64 or set(fingerprint) - set("0123456789abcdef"):
+        raise StateError(f"the fingerprint in the state is {fingerprint!r}, expected 64 hex digits")
+    return fingerprint
+
+
+def _checksum(words: Sequence[int]) -> int:
+    data = b"".join(int(word).to_bytes(8, "little", signed=True) for word in words)
+    return _signed(hashlib.sha256(b"zephon_torch/progress" + data).digest()[:8])
+
+
+def _signed(data: bytes) -> int:
+    return int.from_bytes(data, "little", signed=True)
+
+
+def _type(value: object) -> str:
+    return type(value).__name__

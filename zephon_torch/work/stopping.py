@@ -1,0 +1,242 @@
+"""Where a plan stops, and how a mixture changes when datasets run out: closed forms, no replay.
+
+With P_i(m) the smallest p with n_i(p) >= m (see :mod:`zephon_torch.work.apportion`), each dataset i
+of s_i samples may have a *floor*, the number of passes that are wanted of it, and a *cap*, the
+number of passes that are allowed:
+
+    length = min( min over caps of P_i(cap_i * s_i + 1) - 1,
+                  max over floors of P_i(floor_i * s_i),
+                  max_samples )
+
+==================================  =====================================================
+given                               stops
+==================================  =====================================================
+nothing                             as ``stop_after_passes=1``
+``exhausted_policy="repeat"`` only  never
+``exhausted_policy="stop"``         just before the first position a dataset cannot supply
+``stop_after_passes=N``             once every dataset has completed at least N passes
+``max_repeats=N``                   just before a dataset would start its (N + 2)th pass
+``exhausted_policy="redistribute"`` once every dataset is used up: each sample exactly once
+``max_samples=N``                   with any of these, after N samples at the latest
+==================================  =====================================================
+
+Redistribute: a dataset leaves with its last sample; from the next position on, the split tree over
+the remaining weights starts anew at 0. So a plan is a list of *segments*, one per departure; every
+other plan is one segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal, TypeAlias, TypeVar, get_args
+
+import numpy as np
+
+from zephon_torch.errors import ConfigurationError
+from zephon_torch.work.apportion import MAX_POSITION, SplitTree
+from zephon_torch.work.mixture import integer_weights
+from zephon_torch.work.permutation import Int64Array
+
+ExhaustedPolicy: TypeAlias = Literal["repeat", "stop", "redistribute"]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class StopRules:
+    """The stop options as given; see the table above. None means "not given"."""
+
+    stop_after_passes: int | None = None
+    exhausted_policy: ExhaustedPolicy | Mapping[str, ExhaustedPolicy] | None = None
+    max_repeats: int | Mapping[str, int] | None = None
+    max_samples: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_count("stop_after_passes", self.stop_after_passes, minimum=1)
+        _check_count("max_samples", self.max_samples, minimum=1)
+        for where, value in _entries("max_repeats", self.max_repeats):
+            _check_count(where, value, minimum=0)
+        for where, policy in _entries("exhausted_policy", self.exhausted_policy):
+            if policy is not None and policy not in get_args(ExhaustedPolicy):
+                raise ConfigurationError(
+                    f'{where} is {policy!r}: expected "repeat", "stop" or "redistribute"'
+                )
+        self._check_combination()
+
+    def _check_combination(self) -> None:
+        policies = dict(_entries("exhausted_policy", self.exhausted_policy))
+        if isinstance(self.exhausted_policy, Mapping) and "redistribute" in policies.values():
+            raise ConfigurationError(
+                'exhausted_policy="redistribute" concerns the whole mixture: give it as one value, '
+                "not for single datasets"
+            )
+        ends = {"stop", "redistribute"} & set(policies.values())
+        if self.stop_after_passes is not None and (ends or self.max_repeats is not None):
+            other = f'exhausted_policy="{min(ends)}"' if ends else "max_repeats"
+            raise ConfigurationError(
+                f"stop_after_passes={self.stop_after_passes} and {other} contradict: the first "
+                "asks for repeats, the second forbids or limits them. Give one of the two"
+            )
+        if self.max_repeats is not None and self.exhausted_policy in ("stop", "redistribute"):
+            raise ConfigurationError(
+                f'max_repeats={self.max_repeats} and exhausted_policy="{self.exhausted_policy}" '
+                'contradict: without repeats there is nothing to limit. Use "repeat" or drop one'
+            )
+        if isinstance(self.exhausted_policy, Mapping) and isinstance(self.max_repeats, Mapping):
+            for name in self.max_repeats:
+                if self.exhausted_policy.get(name) == "stop":
+                    raise ConfigurationError(
+                        f'dataset {name!r} has exhausted_policy="stop" and '
+                        f"max_repeats={self.max_repeats[name]}: give one of the two"
+                    )
+
+    @property
+    def redistributes(self) -> bool:
+        """Whether datasets leave one by one."""
+        return self.exhausted_policy == "redistribute"
+
+    def floors_and_caps(self, names: Sequence[str]) -> tuple[list[int | None], list[int | None]]:
+        """Passes wanted of and allowed to each dataset; None where there is no bound."""
+        explicit = self.exhausted_policy is not None or self.max_repeats is not None
+        floor = self.stop_after_passes or (None if explicit else 1)
+        return [floor] * len(names), [self._cap(name) for name in names]
+
+    def _cap(self, name: str) -> int | None:
+        if per_dataset(self.exhausted_policy, name, "repeat") != "repeat":
+            return 1
+        repeats = per_dataset(self.max_repeats, name, None)
+        return None if repeats is None else repeats + 1
+
+
+def per_dataset(option: T | Mapping[str, T], name: str, default: T) -> T:
+    """Value of an option for one dataset: a scalar holds for all, a mapping for those it names."""
+    if isinstance(option, Mapping):
+        return option.get(name, default)
+    return default if option is None else option
+
+
+def _entries(option: str, value: object) -> list[tuple[str, object]]:
+    if isinstance(value, Mapping):
+        return [(f"{option}[{name!r}]", entry) for name, entry in value.items()]
+    return [(option, value)]
+
+
+def _check_count(where: str, value: object, *, minimum: int) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise ConfigurationError(f"{where} is {value!r}: expected an integer >= {minimum}")
+
+
+class Segments:
+    """The stretches of a plan in which the mixture does not change.
+
+    Args:
+        names: names of the D datasets that take part, in canonical order.
+        weights: their exact weights, all positive.
+        sizes: their samples, all positive.
+        rules: the stop options.
+
+    Attributes:
+        start: int64[K], first position of each segment.
+        before: int64[K, D], samples of each dataset ahead of each segment.
+        length: positions in all, None where the plan never ends.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        weights: Sequence[Fraction],
+        sizes: Sequence[int],
+        rules: StopRules,
+    ) -> None:
+        self._weights = list(weights)
+        self._trees: dict[int, SplitTree] = {}
+        if rules.redistributes:
+            self._departures(sizes)
+        else:
+            self._live = [list(range(len(names)))]
+            self.start = np.zeros(1, np.int64)
+            self.before = np.zeros((1, len(names)), np.int64)
+            self.length = self._length_in_one_segment(names, sizes, rules)
+        if rules.max_samples is not None:
+            self.length = min(rules.max_samples, self.length or rules.max_samples)
+        if self.length is not None and self.length >= MAX_POSITION:
+            raise ConfigurationError(
+                f"the plan would have {self.length:.3g} positions, the limit is "
+                f"{MAX_POSITION:.3g}: give max_samples=, or raise the smallest weight"
+            )
+
+    def live(self, segment: int) -> Int64Array:
+        """Numbers of the datasets that take part in a segment, int64[L]: the leaves of its tree."""
+        return np.array(self._live[segment])
+
+    def tree(self, segment: int) -> SplitTree:
+        """Split tree of a segment; its leaves are :meth:`live`."""
+        tree = self._trees.get(segment)
+        if tree is None:
+            live = [self._weights[i] for i in self._live[segment]]
+            tree = SplitTree(integer_weights(live))
+            if len(self._trees) >= 64:
+                self._trees.pop(next(iter(self._trees)))
+            self._trees[segment] = tree
+        return tree
+
+    def position(self, dataset: int, m: int) -> tuple[int, int]:
+        """Segment of a dataset's m-th item (m >= 1), and its position in the order of the tree."""
+        segment = int(np.searchsorted(self.before[:, dataset], m, side="left")) - 1
+        leaf = self._live[segment].index(dataset)
+        within = self.tree(segment).position(leaf, m - int(self.before[segment, dataset]))
+        return segment, int(self.start[segment]) + within - 1
+
+    def counts(self, position: int) -> Int64Array:
+        """Samples of each dataset among the first `position` positions: int64[D]."""
+        segment = int(np.searchsorted(self.start, position, side="right")) - 1
+        counts = self.before[segment].copy()
+        inside = np.array([position - int(self.start[segment])])
+        counts[self.live(segment)] += self.tree(segment).counts(inside)[0]
+        return counts
+
+    def _length_in_one_segment(
+        self, names: Sequence[str], sizes: Sequence[int], rules: StopRules
+    ) -> int | None:
+        tree = self.tree(0)
+        floors, caps = rules.floors_and_caps(names)
+        ends = [
+            tree.position(i, cap * sizes[i] + 1) - 1
+            for i, cap in enumerate(caps)
+            if cap is not None
+        ]
+        wanted = [
+            tree.position(i, floor * sizes[i])
+            for i, floor in enumerate(floors)
+            if floor is not None
+        ]
+        if wanted:
+            ends.append(max(wanted))
+        return min(ends, default=None)
+
+    def _departures(self, sizes: Sequence[int]) -> None:
+        live, used = list(range(len(sizes))), np.zeros(len(sizes), np.int64)
+        left = np.array(sizes, np.int64)
+        share = np.array([float(w / max(self._weights)) for w in self._weights])
+        starts, before, position = [], [], 0
+        self._live = []
+        while live:
+            segment = len(self._live)
+            self._live.append(list(live))
+            starts.append(position)
+            before.append(used.copy())
+            tree, here = self.tree(segment), np.array(live)
+            # n_i(p) is within 2 of its share, so only these can be the first to run out
+            soonest = (left[here] + 3) / share[here]
+            able = np.flatnonzero((left[here] - 3) / share[here] <= soonest.min() * (1 + 1e-9))
+            length = min(tree.position(int(j), int(left[here[j]])) for j in able)
+            counts = tree.counts(np.array([length]))[0]
+            used[here] += counts
+            left[here] -= counts
+            position += length
+            live = [i for i in live if left[i] > 0]
+        self.start, self.before = np.array(starts, np.int64), np.array(before)
+        self.length: int | None = position
