@@ -28,8 +28,8 @@ class FileInfo(NamedTuple):
     Attributes:
         path: POSIX path relative to the storage's root.
         num_bytes: Size; -1 for a symbolic link that leads nowhere.
-        stamp: Changes when the content does: modification time in nanoseconds for local files, else
-            a number made of what the store tells (ETag or time); 0 when it tells nothing.
+        stamp: Changes when the content does: modification time in nanoseconds; where the store has
+            an ETag a negative number made of it; 0 when it tells neither.
     """
 
     path: str
@@ -148,7 +148,9 @@ def describe_change(num_bytes: int, stamp: int, num_bytes_now: int, stamp_now: i
     """Return the first difference in words, "" when there is none. Pure."""
     if num_bytes != num_bytes_now:
         return f"{num_bytes:,} bytes then, {num_bytes_now:,} now"
-    if stamp != stamp_now:
+    # A store may tell the ETag in one call and only the time in another: these do not compare.
+    is_comparable = np.sign(stamp) * np.sign(stamp_now) > 0
+    if is_comparable and stamp != stamp_now:
         return f"modification stamp {stamp} then, {stamp_now} now"
     return ""
 

@@ -283,9 +283,20 @@ def _file_info(path: str, info: Mapping[str, Any]) -> FileInfo:
 
 
 def _stamp(info: Mapping[str, Any]) -> int:
-    """63 bits of whatever a store tells about a version of a file; 0 when it tells nothing."""
-    for key in ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "created"):
-        if value := info.get(key):
-            text = value.isoformat() if isinstance(value, datetime) else str(value)
-            return int.from_bytes(hashlib.sha256(f"{key}={text}".encode()).digest()[:8]) >> 1
+    """Stamp of what a store tells about a version of a file, as `FileInfo` describes."""
+    for key in ("ETag", "etag"):
+        if tag := info.get(key):
+            # Listings and single look-ups differ in quotes.
+            digest = hashlib.sha256(str(tag).removeprefix("W/").strip('"').encode()).digest()
+            return -1 - (int.from_bytes(digest[:8]) >> 1)
+    for key in ("mtime", "LastModified", "last_modified", "updated", "created"):
+        if time := info.get(key):
+            return _microseconds(time) * 1000
     return 0
+
+
+def _microseconds(time: datetime | float | str) -> int:
+    """Since 1970. One store gives the same time as number, object or text in different calls."""
+    if isinstance(time, str):
+        time = datetime.fromisoformat(time)
+    return round((time.timestamp() if isinstance(time, datetime) else time) * 1e6)

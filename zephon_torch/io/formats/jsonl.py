@@ -133,8 +133,8 @@ def _parse(line: bytes, before: int) -> Any:
     if text[start] in _BLANK_CHARACTERS:  # indented: the scanner itself skips no blanks
         start = len(text) - len(text[before:].lstrip(_BLANK_CHARACTERS))
     value, stop = _raw_decode(text, start)
-    if (rest := text[stop:]) != "\n" and rest.strip(_BLANK_CHARACTERS):
-        raise json.JSONDecodeError("Extra data", text, stop)
+    if (rest := text[stop:]) != "\n" and (extra := rest.lstrip(_BLANK_CHARACTERS)):
+        raise json.JSONDecodeError("Extra data", text, len(text) - len(extra))
     return value
 
 
