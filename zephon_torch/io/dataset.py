@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import operator
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from zephon_torch.errors import ConfigurationError
+from zephon_torch.io.content import Content, FileContent, ObjectContent
 from zephon_torch.io.discovery import count_samples, find_shards
-from zephon_torch.io.files import Storage, StoredFile
 from zephon_torch.io.fingerprint import fingerprint
-from zephon_torch.io.formats import load_format
-from zephon_torch.io.formats.memory import MemoryReader
 from zephon_torch.io.formats.reader import Reader
+from zephon_torch.io.map_style import check_sizes, length_of
 from zephon_torch.io.shards import Shard, ShardTable
 
 __all__ = ["Dataset", "Reader", "Shard"]
@@ -50,7 +48,7 @@ class Dataset:
     name: str
     format: str
     shards: ShardTable
-    _content: _Content
+    _content: Content
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -85,12 +83,13 @@ class Dataset:
             DatasetError: Nothing there, no data there, more than one format, or files that change
                 while they are read.
         """
+        _check_name(name)  # before anything is read
         found = find_shards(path, format, storage_options)
         num_samples = count_samples(name, found)
         columns = list(zip(*found.files, strict=True))
         num_bytes, stamps = (np.array(column, dtype=np.int64) for column in columns[1:])
         shards = ShardTable(num_samples, num_bytes, columns[0])
-        return cls(name, found.format, shards, _Files(found.storage, stamps))
+        return cls(name, found.format, shards, FileContent(found.storage, found.format, stamps))
 
     @classmethod
     def from_samples(
@@ -116,9 +115,9 @@ class Dataset:
                 f"samples of dataset {name!r} must be a sequence of samples, got "
                 f"{type(samples).__name__}; files are read with Dataset.from_path"
             )
-        length = _length_of(name, samples)
-        sizes = _sizes(name, [length] if shard_sizes is None else shard_sizes, length)
-        return cls(name, "memory", ShardTable(sizes), _Objects(samples, None))
+        length = length_of(name, samples)
+        sizes = check_sizes(name, [length] if shard_sizes is None else shard_sizes, length)
+        return cls(name, "memory", ShardTable(sizes), ObjectContent(samples, None))
 
     @classmethod
     def from_torch(cls, name: str, dataset: Any, *, version: str | None = None) -> Self:
@@ -138,8 +137,8 @@ class Dataset:
         """
         if version is not None and not isinstance(version, str):
             raise ConfigurationError(f"version of dataset {name!r} must be a str, got {version!r}")
-        sizes = np.array([_length_of(name, dataset)], dtype=np.int64)
-        return cls(name, "torch", ShardTable(sizes), _Objects(dataset, version))
+        sizes = np.array([length_of(name, dataset)], dtype=np.int64)
+        return cls(name, "torch", ShardTable(sizes), ObjectContent(dataset, version))
 
     @cached_property
     def num_samples(self) -> int:
@@ -168,7 +167,8 @@ class Dataset:
 
     def shard_path(self, shard: int) -> str:
         """Full path or URL of a shard for messages, ``name[shard]`` for in-memory datasets."""
-        return self._content.place(self, self._check_shard(shard))
+        path = self.shards.path(self._check_shard(shard))
+        return self._content.place(self.name, path, shard)
 
     def open(self, shard: int) -> Reader:
         """Open one shard for this process; close the reader after use.
@@ -177,7 +177,7 @@ class Dataset:
             IndexError: No such shard.
             DatasetError: The file is gone or changed, or its index does not fit.
         """
-        return self._content.open(self, self._check_shard(shard))
+        return self._content.open(self.name, self.shards, self._check_shard(shard))
 
     def __len__(self) -> int:
         return self.num_samples
@@ -211,81 +211,9 @@ class Dataset:
         return operator.index(shard)
 
 
-class _Content(Protocol):
-    """Where the samples are: the part of a dataset that differs between files and objects."""
-
-    @property
-    def version(self) -> str | None: ...
-    def place(self, dataset: Dataset, shard: int) -> str: ...
-    def open(self, dataset: Dataset, shard: int) -> Reader: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Files:
-    storage: Storage
-    stamps: npt.NDArray[np.int64]
-
-    @property
-    def version(self) -> None:
-        return None
-
-    def place(self, dataset: Dataset, shard: int) -> str:
-        return self.storage.url(dataset.shards.path(shard))
-
-    def open(self, dataset: Dataset, shard: int) -> Reader:
-        known = dataset.shards[shard]
-        file = StoredFile(self.storage, known.path, known.num_bytes, int(self.stamps[shard]))
-        return load_format(dataset.format).open_reader(file, dataset.name, known.num_samples)
-
-
-@dataclass(frozen=True, slots=True)
-class _Objects:
-    samples: Any
-    version: str | None
-
-    def place(self, dataset: Dataset, shard: int) -> str:
-        return f"{dataset.name}[{shard}]"
-
-    def open(self, dataset: Dataset, shard: int) -> Reader:
-        num_samples = int(dataset.shard_num_samples[shard])
-        start = int(dataset.shards.stops[shard]) - num_samples
-        where = f"dataset {dataset.name!r}, shard {shard}"
-        return MemoryReader(self.samples, start, num_samples, where)
-
-
-def _length_of(name: str, samples: Any) -> int:
-    """Length of something map-style; everything else is told what to do."""
-    torch_data = sys.modules.get("torch.utils.data")  # not imported: not one of its objects
-    iterable = getattr(torch_data, "IterableDataset", ())
-    if hasattr(samples, "__getitem__") and not isinstance(samples, iterable):
-        try:
-            return len(samples)
-        except (TypeError, NotImplementedError) as error:
-            reason = f"its length is not known ({error})"
-    else:
-        reason = "it can only be iterated"
-    raise ConfigurationError(
-        f"dataset {name!r} must have __len__ and __getitem__, got {type(samples).__name__}: "
-        f"{reason}. Exact order and resume need random access: put the samples into a list or into "
-        "files (Dataset.from_path)"
-    )
-
-
-def _sizes(name: str, shard_sizes: Any, length: int) -> npt.NDArray[np.int64]:
-    sizes = np.asarray(shard_sizes)
-    if sizes.ndim != 1 or (sizes.size and sizes.dtype.kind not in "iu"):
-        raise ConfigurationError(
-            f"shard_sizes of dataset {name!r} must be one integer a shard, got {sizes.dtype} of "
-            f"shape {sizes.shape}"
-        )
-    sizes = sizes.astype(np.int64)
-    if (sizes < 0).any():
-        raise ConfigurationError(f"shard_sizes of dataset {name!r} has {sizes.min()}, less than 0")
-    if (total := int(sizes.sum())) != length:
-        raise ConfigurationError(
-            f"shard_sizes of dataset {name!r} sum to {total:,}, but there are {length:,} samples"
-        )
-    return sizes
+def _check_name(name: str) -> None:
+    if not isinstance(name, str) or not name:
+        raise ConfigurationError(f"a dataset's name must be a str, not empty, got {name!r}")
 
 
 def _plural(number: int, word: str) -> str:

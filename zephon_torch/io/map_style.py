@@ -1,0 +1,55 @@
+"""What an object in memory must be like to serve as a dataset."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from zephon_torch.errors import ConfigurationError
+
+
+def length_of(name: str, samples: Any) -> int:
+    """Ask something map-style for its length, without iterating it.
+
+    Raises:
+        ConfigurationError: It can only be iterated, or does not know its length.
+    """
+    torch_data = sys.modules.get("torch.utils.data")  # not imported: not one of its objects
+    iterable = getattr(torch_data, "IterableDataset", ())
+    if hasattr(samples, "__getitem__") and not isinstance(samples, iterable):
+        try:
+            return len(samples)
+        except (TypeError, NotImplementedError) as error:
+            reason = f"its length is not known ({error})"
+    else:
+        reason = "it can only be iterated"
+    raise ConfigurationError(
+        f"dataset {name!r} must have __len__ and __getitem__, got {type(samples).__name__}: "
+        f"{reason}. Exact order and resume need random access: put the samples into a list or into "
+        "files (Dataset.from_path)"
+    )
+
+
+def check_sizes(name: str, shard_sizes: Any, length: int) -> npt.NDArray[np.int64]:
+    """Return shard sizes as int64[num_shards] of their own.
+
+    Raises:
+        ConfigurationError: Not integers, negative, or their sum is not `length`.
+    """
+    sizes = np.asarray(shard_sizes)
+    if sizes.ndim != 1 or (sizes.size and sizes.dtype.kind not in "iu"):
+        raise ConfigurationError(
+            f"shard_sizes of dataset {name!r} must be one integer a shard, got {sizes.dtype} of "
+            f"shape {sizes.shape}"
+        )
+    sizes = sizes.astype(np.int64)
+    if (sizes < 0).any():
+        raise ConfigurationError(f"shard_sizes of dataset {name!r} has {sizes.min()}, less than 0")
+    if (total := int(sizes.sum())) != length:
+        raise ConfigurationError(
+            f"shard_sizes of dataset {name!r} sum to {total:,}, but there are {length:,} samples"
+        )
+    return sizes
