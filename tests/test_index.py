@@ -241,7 +241,7 @@ def test_sound_cache_entry_is_used_although_a_stale_one_lies_beside(
     shard: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forge(shard, [31], stamp=1)
-    make = tempfile.mkstemp
+    make: Any = tempfile.mkstemp
     monkeypatch.setattr(tempfile, "mkstemp", lambda *args: make(*refuse(args, shard.parent)))
     with pytest.warns(StaleIndexWarning):
         Dataset.from_path("a", shard)
@@ -263,7 +263,7 @@ def test_cache_folder_follows_the_environment(
     for name, value in variables.items():
         monkeypatch.setenv(name, str(tmp_path / value))
     sub = ".cache/zephon_torch" if "HOME" in variables else "zephon_torch"
-    assert index.sidecar_paths(stored(shard))[1].startswith(f"{tmp_path / 'x' / sub}/")
+    assert list(index.sidecar_paths(stored(shard)))[1].startswith(f"{tmp_path / 'x' / sub}/")
 
 
 def test_without_any_place_the_index_lives_in_memory_and_one_warning_says_so(

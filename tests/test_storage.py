@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from zephon_torch.errors import ConfigurationError, DatasetError, RecordError
 from zephon_torch.io import Dataset
 from zephon_torch.io.files import StoredFile
+from zephon_torch.io.formats import jsonl
 from zephon_torch.io.storage import connect, merge_ranges
 
 
@@ -200,10 +201,15 @@ def test_remote_index_is_kept_and_a_replaced_file_is_noticed(memory: MemoryFileS
         assert list(Dataset.from_path("x", "memory://x.jsonl")) == [3, 4]
 
 
-def test_remote_bad_record_is_named_by_url(memory: MemoryFileSystem) -> None:
+def test_remote_bad_record_is_named_by_url(
+    memory: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
     memory.pipe("/x.jsonl", b"1\n\n{\n")
     dataset = Dataset.from_path("x", "memory://x.jsonl")
     with pytest.raises(RecordError, match=r"file 'memory://x.jsonl', line 3 \(record 1\)"):
+        dataset[1]
+    monkeypatch.setattr(jsonl, "_MAX_REMOTE_BYTES_FOR_LINE", 1)
+    with pytest.raises(RecordError, match=r"file 'memory://x.jsonl', byte 3 \(record 1\)"):
         dataset[1]
 
 
@@ -231,7 +237,7 @@ class KeyedFileSystem(MemoryFileSystem):  # type: ignore[misc]
         return str(super()._strip_protocol(path.removeprefix("keyed://")))
 
     def info(self, path: str, **options: Any) -> dict[str, Any]:
-        return super().info(path, **options) | {"ETag": self.etag}
+        return {**super().info(path, **options), "ETag": self.etag}
 
 
 @pytest.fixture

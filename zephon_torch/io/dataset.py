@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, Self, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -182,7 +182,7 @@ class Dataset:
     def __len__(self) -> int:
         return self.num_samples
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: SupportsIndex) -> Any:
         """Read one sample, by its number in shard-then-record order; opens its shard to do so."""
         number = operator.index(index)
         if not -self.num_samples <= number < self.num_samples:

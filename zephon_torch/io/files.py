@@ -7,8 +7,9 @@ call, so both can be pickled and can cross a fork. The two kinds of storage are 
 
 from __future__ import annotations
 
+import glob as globbing
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -158,3 +159,15 @@ def describe_change(num_bytes: int, stamp: int, num_bytes_now: int, stamp_now: i
 def is_ignored(name: str) -> bool:
     """Whether a file or folder of this name is never data: hidden, ``_SUCCESS``, unfinished."""
     return name.startswith((".", "_")) or name.endswith(".tmp")
+
+
+def split_at_wildcard(path: str, exists: Callable[[str], bool]) -> tuple[str, str] | None:
+    """Split into the folder before the first part with a wildcard, and the rest.
+
+    What `exists` is no pattern (a folder may really be called ``data[1]``). None without any.
+    """
+    parts = path.split("/")
+    for at, part in enumerate(parts):
+        if globbing.has_magic(part) and not exists("/".join(parts[: at + 1])):
+            return "/".join(parts[:at]), "/".join(parts[at:])
+    return None

@@ -16,7 +16,7 @@ import hashlib
 import os
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
@@ -79,7 +79,7 @@ def stored_count(file: StoredFile, indexer: Indexer) -> int | None:
     Returns:
         The number, or None when the index must be built.
     """
-    if (offsets := _unsaved.get(_key(file, indexer))) is not None:
+    if _unsaved and (offsets := _unsaved.get(_key(file, indexer))) is not None:
         return len(offsets) - 1
     header = _first_sound(file, indexer, read_header)
     return None if header is None else header.num_samples
@@ -122,14 +122,13 @@ def load(file: StoredFile, indexer: Indexer, num_samples: int) -> Offsets:
     return offsets
 
 
-def sidecar_paths(file: StoredFile) -> list[str]:
-    """Where a sidecar of this file may lie, best place first."""
-    digest = hashlib.sha256(os.fsencode(file.storage.identity(file.path))).hexdigest()
-    paths = [os.path.join(_cache_folder(), f"{digest}.zidx")]
+def sidecar_paths(file: StoredFile) -> Iterator[str]:
+    """Where a sidecar of this file may lie, best place first; mostly only the first is wanted."""
     if (local := file.local_path) is not None:
         folder, name = os.path.split(local)
-        paths.insert(0, os.path.join(folder, f".{name}.zidx"))
-    return paths
+        yield os.path.join(folder, f".{name}.zidx")
+    digest = hashlib.sha256(os.fsencode(file.storage.identity(file.path))).hexdigest()
+    yield os.path.join(_cache_folder(), f"{digest}.zidx")
 
 
 def _cache_folder() -> str:
@@ -151,10 +150,10 @@ def _first_sound(
     file: StoredFile, indexer: Indexer, read: Callable[[str, Origin], _T]
 ) -> _T | None:
     """Return what `read` makes of the first sidecar it accepts; warn if it only refused some."""
-    refused = []
+    origin, refused = indexer.origin(file), []
     for path in sidecar_paths(file):
         try:
-            return read(path, indexer.origin(file))
+            return read(path, origin)
         except SidecarError as error:
             refused.append(f"{path!r}: {error}")
         except OSError:  # not there, or not readable: as good as not there

@@ -1,4 +1,4 @@
-"""Where files are: the local file system, or anywhere fsspec reaches. The only user of fsspec.
+"""Where files are: on this machine (``local.py``) or anywhere fsspec reaches. Only user of fsspec.
 
 `connect` turns what a user writes (a path, a ``file://`` URL, any other URL) into a `Storage`.
 fsspec file systems are looked up anew for every call: fsspec itself keeps one per process, and one
@@ -7,13 +7,11 @@ made before a fork must not be used after it.
 
 from __future__ import annotations
 
-import glob as globbing
 import hashlib
 import os
 import re
-import stat
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -22,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from zephon_torch.errors import ConfigurationError
-from zephon_torch.io.files import FileInfo, Kind, Storage, is_ignored
+from zephon_torch.io.files import FileInfo, Kind, Storage, is_ignored, split_at_wildcard
+from zephon_torch.io.local import LocalStorage
 
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.:-]*)://(?P<root>.*)", re.DOTALL)
 _USER_INFO = re.compile(r"://[^/@]*@")
@@ -52,68 +51,6 @@ def connect(path: str, storage_options: Mapping[str, Any] | None = None) -> Stor
 
 
 @dataclass(frozen=True, slots=True)
-class LocalStorage(Storage):
-    """A folder (or file) of the local file system, by absolute path."""
-
-    root: str
-
-    def kind(self) -> Kind | None:
-        """Return what stands at the root, or None."""
-        if os.path.isdir(self.root):
-            return "folder"
-        return "file" if os.path.isfile(self.root) else None
-
-    def split(self) -> tuple[Storage, str]:
-        """Return the parent folder and the root's name in it."""
-        folder, name = os.path.split(self.root)
-        return LocalStorage(folder), name
-
-    def split_glob(self) -> tuple[Storage, str] | None:
-        """Split before the first part with a wildcard."""
-        parts = _split_at_wildcard(self.root, os.path.exists)
-        return parts and (LocalStorage(parts[0] or "/"), parts[1])
-
-    def list_files(self) -> list[FileInfo]:
-        """List files at any depth."""
-        return list(_walk(self.root, "", ()))
-
-    def glob(self, pattern: str) -> list[FileInfo]:
-        """List files that match."""
-        found = globbing.glob(pattern, root_dir=self.root, recursive=True)
-        return [self.info(path) for path in found if os.path.isfile(self.url(path))]
-
-    def info(self, path: str) -> FileInfo:
-        """Return size and stamp as they are now."""
-        status = os.stat(self.url(path))
-        return FileInfo(path, status.st_size, status.st_mtime_ns)
-
-    def read(self, path: str, start: int, stop: int) -> bytes:
-        """Read one range."""
-        with open(self.url(path), "rb", buffering=0) as file:
-            return os.pread(file.fileno(), stop - start, start)
-
-    def read_ranges(
-        self, path: str, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]
-    ) -> list[bytes]:
-        """Read several ranges."""
-        with open(self.url(path), "rb", buffering=0) as file:
-            ranges = zip(starts.tolist(), stops.tolist(), strict=True)
-            return [os.pread(file.fileno(), stop - start, start) for start, stop in ranges]
-
-    def url(self, path: str = "") -> str:
-        """Return the path without credentials."""
-        return os.path.join(self.root, path) if path else self.root
-
-    def identity(self, path: str) -> str:
-        """Return what cache names derive from."""
-        return self.url(path)
-
-    def local_path(self, path: str) -> str | None:
-        """Return the path itself."""
-        return self.url(path)
-
-
-@dataclass(frozen=True, slots=True)
 class RemoteStorage(Storage):
     """A prefix of anything that fsspec reaches: ``scheme://root`` + tail."""
 
@@ -139,7 +76,7 @@ class RemoteStorage(Storage):
 
     def split_glob(self) -> tuple[Storage, str] | None:
         """Split before the first part with a wildcard."""
-        parts = _split_at_wildcard(self.root, lambda _: False)
+        parts = split_at_wildcard(self.root, lambda _: False)
         return parts and (replace(self, root=parts[0]), parts[1])
 
     def list_files(self) -> list[FileInfo]:
@@ -237,45 +174,6 @@ def merge_ranges(
     owner[order] = np.cumsum(is_first) - 1
     is_last = np.roll(is_first, -1)
     return starts[order][is_first], reach[is_last], owner
-
-
-def _split_at_wildcard(path: str, exists: Callable[[str], bool]) -> tuple[str, str] | None:
-    """Folder before the first part with a wildcard, and the rest; None without wildcards.
-
-    A folder that is really called ``data[1]`` is no pattern.
-    """
-    parts = path.split("/")
-    for at, part in enumerate(parts):
-        if globbing.has_magic(part) and not exists("/".join(parts[: at + 1])):
-            return "/".join(parts[:at]), "/".join(parts[at:])
-    return None
-
-
-def _walk(folder: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Iterator[FileInfo]:
-    """Files below a folder, through symbolic links; `above` are the folders it lies in."""
-    status = os.stat(folder)
-    here = (status.st_dev, status.st_ino)
-    if here in above:  # a link to a folder that it lies in
-        return
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if is_ignored(entry.name):
-                continue
-            if entry.is_dir():
-                yield from _walk(entry.path, f"{prefix}{entry.name}/", (*above, here))
-            else:
-                yield from _stat_entry(entry, prefix + entry.name)
-
-
-def _stat_entry(entry: os.DirEntry[str], path: str) -> Iterator[FileInfo]:
-    try:
-        status = entry.stat()
-    except FileNotFoundError:
-        if entry.is_symlink():  # else: deleted since it was listed
-            yield FileInfo(path, -1, 0)
-        return
-    if stat.S_ISREG(status.st_mode):
-        yield FileInfo(path, status.st_size, status.st_mtime_ns)
 
 
 def _file_info(path: str, info: Mapping[str, Any]) -> FileInfo:

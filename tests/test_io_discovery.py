@@ -1,0 +1,58 @@
+"""From a path to data files: what is refused, in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zephon_torch.errors import ConfigurationError, DatasetError
+from zephon_torch.io import Dataset, formats
+
+
+def test_dataset_is_found_missing_empty_or_mixed_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, message: str, format: str | None = None) -> None:
+        with pytest.raises(DatasetError, match=message):
+            Dataset.from_path("a", path, format=format)
+
+    refuse(tmp_path / "none", f"no file or folder '{tmp_path}/none'")
+    refuse(tmp_path / "*.jsonl", rf"no file matches '{tmp_path}/\*.jsonl'")
+    refuse(tmp_path, r"holds no data files: found nothing, expected 'jsonl' \(.jsonl .ndjson\)")
+    for i in range(7):
+        (tmp_path / f"{i}.txt").write_text("1\n")
+    refuse(tmp_path, "found '0.txt', .*'4.txt' and 2 more, expected 'jsonl'")
+    refuse(tmp_path, "found '0.txt'.* expected 'jsonl'", "jsonl")
+    refuse(tmp_path / "0.txt", "cannot tell the format of '.*0.txt'.*'jsonl'.*with format=")
+    refuse(tmp_path / "*.txt", "cannot tell the format of '.*0.txt'.*'jsonl'.*with format=")
+    assert list(Dataset.from_path("a", tmp_path / "0.txt", format="jsonl")) == [1]
+    assert list(Dataset.from_path("a", tmp_path / "*.txt", format="jsonl")) == [1] * 7
+
+    monkeypatch.setitem(formats.FORMATS, "text", formats.FormatEntry((".txt",), "nowhere"))
+    (tmp_path / "z.jsonl").write_text("5\n")
+    for path in (tmp_path, tmp_path / "*"):
+        refuse(path, "more than one format: .*'0.txt' is text.* pick one with format=")
+    assert list(Dataset.from_path("a", tmp_path, format="jsonl")) == [5]
+
+
+def test_compressed_shards_are_not_left_out_silently(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("1\n")
+    (tmp_path / "b.jsonl.gz").write_bytes(b"")
+    for path in (tmp_path, tmp_path / "*", tmp_path / "b.jsonl.gz"):
+        with pytest.raises(
+            DatasetError, match=r"b.jsonl.gz' is compressed, which is not supported"
+        ):
+            Dataset.from_path("a", path)
+
+
+@pytest.mark.parametrize("path", ["", None, 3, ["a"], b"a"])
+def test_path_must_be_a_path(path: Any) -> None:
+    with pytest.raises(ConfigurationError, match="path must be a folder, a file or a pattern"):
+        Dataset.from_path("a", path)
+
+
+def test_unknown_format_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="unknown format 'csv'; known are 'jsonl'"):
+        Dataset.from_path("a", tmp_path, format="csv")
