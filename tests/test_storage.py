@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import random
@@ -45,7 +46,7 @@ def paths_of(path: str | Path) -> list[str]:
 def fill(folder: Path, *names: str) -> Path:
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(f'"{name}"\n')
+        (folder / name).write_text(json.dumps(name) + "\n")
     return folder
 
 
@@ -113,7 +114,7 @@ def test_unusual_names_work_as_path_and_as_file_url(tmp_path: Path, name: str) -
         dataset = Dataset.from_path("a", path)
         assert dataset.shards[0].path == f"{name}.jsonl"
         assert dataset.shard_path(0) == str(file)
-        assert dataset[0] is not None if "\n" not in name else True
+        assert list(dataset) == [f"{name}.jsonl"]
 
 
 def test_names_that_are_not_utf8_work(tmp_path: Path) -> None:
