@@ -47,7 +47,7 @@ class StateError(ZephonError, ValueError):
     """A state dict that is corrupt or was not written by this package."""
 
 
-class PlanMismatch(StateError):  # noqa: N818 - the name users see in the documentation
+class PlanMismatch(StateError):
     """A sound state that belongs to another plan; the message names the first difference."""
 
 

@@ -143,7 +143,8 @@ class Composition:
         if self._interleave == "shuffle":
             return np.ones(len(wanted), bool)
         few_leaves = 1 < pieces.tree.num_leaves <= _MANY_LEAVES
-        return few_leaves & (3 * wanted > pieces.quotas.sum(axis=1))
+        most: npt.NDArray[np.bool_] = 3 * wanted > pieces.quotas.sum(axis=1)
+        return most & few_leaves
 
     def _labels_of(self, pieces: Pieces, row: int) -> tuple[Int64Array, Int64Array]:
         start = int(pieces.start[row])

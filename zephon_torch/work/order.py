@@ -115,10 +115,10 @@ class SampleOrder:
         self._shard_size = np.concatenate(
             [sizes[ids] for sizes, ids in zip(shard_sizes, present, strict=True)]
         )
-        self._num_shards = np.array([len(ids) for ids in present])
+        self._num_shards: Int64Array = np.array([len(ids) for ids in present])
         self._first_shard = np.cumsum(self._num_shards) - self._num_shards
         self._shard_end = np.cumsum(self._shard_size)
-        self.size = np.add.reduceat(self._shard_size, self._first_shard)
+        self.size: Int64Array = np.add.reduceat(self._shard_size, self._first_shard)
         self._first_sample = np.cumsum(self.size) - self.size
         self._block = self._block_sizes(levels.block_size)
         self._shuffles_shards = levels.shards and levels.block_size != "global"
@@ -127,11 +127,10 @@ class SampleOrder:
     def _block_sizes(self, block_size: BlockSize) -> Int64Array | None:
         if block_size is None or block_size == "global":
             return None
-        if block_size == "auto":
-            return np.minimum(
-                8 * np.maximum.reduceat(self._shard_size, self._first_shard), self.size
-            )
-        return np.minimum(block_size, self.size)
+        largest: Int64Array = np.maximum.reduceat(self._shard_size, self._first_shard)
+        wanted = 8 * largest if block_size == "auto" else np.full_like(largest, block_size)
+        block: Int64Array = np.minimum(wanted, self.size)
+        return block
 
     def varies(self, dataset: int) -> bool:
         """Whether two passes of a dataset can differ in order."""
@@ -207,7 +206,8 @@ class SampleOrder:
             offset = unpermute(offset, self.size[which], subkeys(keys, _GLOBAL))
         elif self._block is not None:
             offset = self._in_block(which, offset, keys, unpermute)
-        return passes * self.size[dataset] + offset
+        ranks: Int64Array = passes * self.size[dataset] + offset
+        return ranks
 
     def _pass_keys(self, dataset: Int64Array, pass_index: Int64Array, epoch: int) -> UInt64Array:
         reshuffle = self._reshuffle[dataset]
@@ -269,9 +269,10 @@ class SampleOrder:
     def _is_held(
         self, dataset: Int64Array, version: Int64Array, slot: Int64Array, epoch: int
     ) -> npt.NDArray[np.bool_]:
-        same = self._table_pass[slot, dataset] == version
-        same &= self._table_epoch[slot, dataset] == epoch * self._reshuffle[dataset]
-        return same | (self._num_shards[dataset] == 1)
+        held: npt.NDArray[np.bool_] = self._table_pass[slot, dataset] == version
+        held &= self._table_epoch[slot, dataset] == epoch * self._reshuffle[dataset]
+        held |= self._num_shards[dataset] == 1
+        return held
 
     def _hold_newest(self, dataset: Int64Array, version: Int64Array, epoch: int) -> None:
         """Build the tables of the last pass of each parity, for every dataset given."""

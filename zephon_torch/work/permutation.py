@@ -111,9 +111,9 @@ def unpermute(y: Int64Array, n: Int64Array, keys: UInt64Array) -> Int64Array:
 def hash_order(keys: UInt64Array, n: int) -> Int64Array:
     """For each key, an order of [0, n) by hash: int64[len(keys), n], each row a permutation.
 
-    Item j of a row is the item with the j-th smallest ``mix(key + item)``, of which only the bits
-    above the ``bit_length(n - 1)`` lowest count; equal ones stand in their own order. One sort of
-    n words a row; for tables of shards, where every item is needed anyway.
+    Item j of a row is the item with the j-th smallest ``mix(mix(key) + item)``, of which only the
+    bits above the ``bit_length(n - 1)`` lowest count; equal ones stand in their own order. One sort
+    of n words a row; for tables of shards, where every item is needed anyway.
     """
     items = np.arange(n, dtype=U)
     low = U((1 << (n - 1).bit_length()) - 1)

@@ -85,7 +85,7 @@ class Progress:
             if not isinstance(state[key], str):
                 raise StateError(f"{key!r} in the state is {_type(state[key])}, expected a string")
         return cls(
-            **_checked(numbers),
+            *_checked(numbers),
             fingerprint=_hexadecimal(state["fingerprint"]),
             description=state["description"],
         )
@@ -121,7 +121,7 @@ class Progress:
         _check_version(words[0])
         numbers = {"epoch": words[1], "delivered": words[2], "lanes": words[3]}
         fingerprint = b"".join(w.to_bytes(8, "little", signed=True) for w in words[4:8]).hex()
-        return cls(**_checked(numbers), fingerprint=fingerprint, digests=tuple(words[8:12]))
+        return cls(*_checked(numbers), fingerprint=fingerprint, digests=tuple(words[8:12]))
 
     def check(self, identity: PlanIdentity) -> None:
         """Compare with a plan.
@@ -148,11 +148,11 @@ class Progress:
         return f"fingerprint {self.fingerprint[:12]} then, {identity.fingerprint[:12]} now"
 
 
-def _checked(numbers: dict[str, int]) -> dict[str, int]:
+def _checked(numbers: dict[str, int]) -> tuple[int, int, int]:
     for key, minimum in (("epoch", 0), ("delivered", 0), ("lanes", 1)):
         if numbers[key] < minimum:
             raise StateError(f"{key!r} in the state is {numbers[key]}, expected >= {minimum}")
-    return numbers
+    return numbers["epoch"], numbers["delivered"], numbers["lanes"]
 
 
 def _count(key: str, value: object) -> int:

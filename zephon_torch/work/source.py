@@ -64,7 +64,7 @@ class WorkChunk:
         )
 
 
-class ChunkNode(BaseNode[WorkChunk]):  # type: ignore[misc]  # torchdata ships no types
+class ChunkNode(BaseNode[WorkChunk]):  # type: ignore[misc]  # torchdata has no types
     """A torchdata node over an epoch's sequence of chunks.
 
     After the last chunk the state already says the next epoch, and iterating again goes on with it.

@@ -151,6 +151,7 @@ class Segments:
         sizes: Sequence[int],
         rules: StopRules,
     ) -> None:
+        self.length: int | None
         self._weights = list(weights)
         self._trees: dict[int, SplitTree] = {}
         if rules.redistributes:
@@ -193,7 +194,7 @@ class Segments:
     def counts(self, position: int) -> Int64Array:
         """Samples of each dataset among the first `position` positions: int64[D]."""
         segment = int(np.searchsorted(self.start, position, side="right")) - 1
-        counts = self.before[segment].copy()
+        counts: Int64Array = self.before[segment].copy()
         inside = np.array([position - int(self.start[segment])])
         counts[self.live(segment)] += self.tree(segment).counts(inside)[0]
         return counts
@@ -239,4 +240,4 @@ class Segments:
             position += length
             live = [i for i in live if left[i] > 0]
         self.start, self.before = np.array(starts, np.int64), np.array(before)
-        self.length: int | None = position
+        self.length = position

@@ -1,0 +1,76 @@
+"""What a DataLoader takes as its first argument, made into a work source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch.utils.data
+
+from zephon_torch.errors import ConfigurationError
+from zephon_torch.io.dataset import Dataset
+from zephon_torch.work.mixture import MixtureSpec
+from zephon_torch.work.source import StaticMixtureWorkSource, WorkSource
+
+_SINGLE = "dataset"  # name of a torch dataset that is given alone
+
+
+def as_source(
+    dataset: Any,
+    *,
+    mixture: MixtureSpec | Mapping[str, float] | None,
+    seed: int | None,
+    shuffle: bool | None,
+) -> WorkSource:
+    """A work source from a work source, a dataset, a map-style torch dataset or a mapping of these.
+
+    Raises:
+        ConfigurationError: options that a work source has of its own, a mapping without a mixture,
+            or an iterable-style dataset.
+    """
+    if isinstance(dataset, WorkSource):
+        _refuse_own_options(mixture=mixture, seed=seed, shuffle=shuffle)
+        return dataset
+    if isinstance(dataset, Mapping):
+        if mixture is None:
+            raise ConfigurationError(
+                f"a mapping of datasets ({sorted(map(str, dataset))}) needs mixture=, the weight "
+                "of each by name"
+            )
+        datasets = [_as_dataset(name, value) for name, value in dataset.items()]
+    else:
+        datasets = [_as_dataset(None, dataset)]
+        mixture = {datasets[0].name: 1} if mixture is None else mixture
+    return StaticMixtureWorkSource(
+        datasets,
+        mixture,
+        seed=0 if seed is None else seed,
+        shuffle_shards=False,
+        shuffle_block_size="global" if shuffle else None,
+    )
+
+
+def _refuse_own_options(**options: object) -> None:
+    for option, value in options.items():
+        if value is not None:
+            raise ConfigurationError(
+                f"{option}={value!r} was given with a work source, which has it already: set it "
+                "where the source is made"
+                + (" (shuffle_shards=, shuffle_block_size=)" if option == "shuffle" else "")
+            )
+
+
+def _as_dataset(name: str | None, value: Any) -> Dataset:
+    if isinstance(value, Dataset):
+        if name is not None and value.name != name:
+            raise ConfigurationError(
+                f"the mapping calls a dataset {name!r} whose own name is {value.name!r}: use one"
+            )
+        return value
+    if isinstance(value, torch.utils.data.IterableDataset):
+        raise ConfigurationError(
+            f"{type(value).__name__} is an IterableDataset: it can only be read from the start, so "
+            "it cannot be resumed at a sample. Give a map-style dataset (with __len__ and "
+            "__getitem__), or files with zephon_torch.io.Dataset.from_path"
+        )
+    return Dataset.from_torch(_SINGLE if name is None else name, value)

@@ -1,0 +1,63 @@
+"""Checks of DataLoader's arguments that concern no other part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zephon_torch.errors import ConfigurationError
+
+
+def refuse_torch_arguments(
+    *, sampler: Any, batch_sampler: Any, generator: Any, in_order: bool
+) -> None:
+    """Refuse what the plan decides.
+
+    Raises:
+        ConfigurationError: one was given; the message says what to use instead.
+    """
+    for name, value, instead in (
+        ("sampler", sampler, "the plan is the sampler: use shuffle=, mixture= or a work source"),
+        ("batch_sampler", batch_sampler, "the splitter is the batch sampler: use batch_size="),
+        ("generator", generator, "order depends on the seed alone: use seed="),
+    ):
+        if value is not None:
+            raise ConfigurationError(f"{name}= is not taken: {instead}")
+    if not in_order:
+        raise ConfigurationError(
+            "in_order=False is not taken: the order would depend on the speed of the workers and "
+            "could not be resumed"
+        )
+
+
+def check_engine(num_workers: int, num_threads: int | None, prefetch_factor: int | None) -> None:
+    """Refuse numbers of workers, threads and batches ahead that cannot work."""
+    for name, value, minimum in (
+        ("num_workers", num_workers, 0),
+        ("num_threads", num_threads, 0),
+        ("prefetch_factor", prefetch_factor, 1),
+    ):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise ConfigurationError(f"{name} is {value!r}: expected an integer >= {minimum}")
+        if value is not None and value < minimum:
+            raise ConfigurationError(f"{name} is {value}: expected an integer >= {minimum}")
+    if num_workers and num_threads is not None:
+        raise ConfigurationError(
+            f"num_workers={num_workers} and num_threads={num_threads}: use processes or threads"
+        )
+
+
+def per_rank_batch_size(batch_size: int | None, global_batch_size: int | None) -> int | None:
+    """The batch size of a rank; None where the global one was given."""
+    if global_batch_size is not None:
+        if batch_size not in (None, 1):  # 1 is torch's default, so it counts as not given
+            raise ConfigurationError(
+                f"give one of batch_size and global_batch_size, got {batch_size} and "
+                f"{global_batch_size}"
+            )
+        return None
+    if batch_size is None:
+        raise ConfigurationError(
+            "batch_size=None (samples one by one) is not taken: use batch_size=1 and "
+            "collate_fn=lambda samples: samples[0]"
+        )
+    return batch_size

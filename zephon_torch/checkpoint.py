@@ -1,0 +1,157 @@
+"""The data's progress inside a model's own state dict.
+
+A parameterless child module carries 16 integers as its extra state, so that every way of saving a
+model (``torch.save``, DCP, FSDP's full and sharded state dicts, safetensors) saves them too, and
+loading the model puts the data back where it was. Contract: ``Module.get_extra_state`` and
+``Module.set_extra_state`` of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import nn
+
+from zephon_torch.errors import ConfigurationError
+from zephon_torch.work.progress import NUM_WORDS, Progress
+
+_NAME = "data_progress"
+_EXTRA_STATE = "_extra_state"
+V = TypeVar("V")
+
+
+class _Bindable(Protocol):
+    """What a loader offers to be bound."""
+
+    @property
+    def progress(self) -> Progress: ...
+
+    def stage_words(self, words: Sequence[int]) -> None: ...
+
+
+class DataProgress(nn.Module):
+    """Carries a loader's progress in a model's state dict, as one int64[16] CPU tensor.
+
+    Put there by :func:`bind`; a model may also make one itself, to be loaded before the loader
+    exists, and bind it later. Setting its state only stages it in the loader, which goes on from
+    there at its next ``iter()`` and checks it then. Copies and pickles keep the integers and drop
+    the loader.
+
+    Args:
+        restore: False ignores what is loaded: a warm start on other data.
+    """
+
+    def __init__(self, *, restore: bool = True) -> None:
+        super().__init__()
+        self._restore = restore
+        self._loader: _Bindable | None = None
+        self._words: list[int] | None = None
+        self.register_load_state_dict_pre_hook(_tolerate_absence)  # type: ignore[no-untyped-call]
+
+    def bind(self, loader: _Bindable) -> None:
+        """Follow a loader; hands it what was loaded before."""
+        self._loader = loader
+        if self._words is not None:
+            loader.stage_words(self._words)
+            self._words = None
+
+    def words(self) -> list[int]:
+        """The integers a checkpoint would carry now; all zero if there is nothing to say."""
+        if self._loader is not None:
+            return self._loader.progress.to_words()
+        return [0] * NUM_WORDS if self._words is None else list(self._words)
+
+    def get_extra_state(self) -> torch.Tensor:
+        """Progress as an int64[16] tensor on the CPU. No collective, microseconds."""
+        # the device is named because models are also built under torch.device("meta")
+        return torch.tensor(self.words(), dtype=torch.int64, device="cpu")
+
+    def set_extra_state(self, state: Any) -> None:
+        """Stage what was loaded. Never raises: a model must not be left half loaded."""
+        if not self._restore or not isinstance(state, torch.Tensor):
+            return
+        words = [int(word) for word in state.detach().flatten().tolist()]
+        if not any(words):
+            return
+        if self._loader is None:
+            self._words = words
+        else:
+            self._loader.stage_words(words)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DataProgress:
+        return _detached(self._restore, self.words(), self.training)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _detached, (self._restore, self.words(), self.training)
+
+    def extra_repr(self) -> str:
+        """For ``print(model)``."""
+        return "" if self._loader is None else repr(self._loader.progress)
+
+
+def bind(
+    model: nn.Module, loader: _Bindable, name: str = _NAME, restore: bool = True
+) -> DataProgress:
+    """Carry a loader's progress in a model's state dict.
+
+    Call it on the model itself, before DDP, FSDP or torch.compile wrap it. Checkpoints from before
+    load as they are (``strict=True`` too) and leave the loader where it is.
+
+    Args:
+        model: gets a child module without parameters or buffers.
+        loader: a :class:`zephon_torch.DataLoader`.
+        name: of the child.
+        restore: False ignores what is loaded: a warm start on other data.
+
+    Returns:
+        The child.
+
+    Raises:
+        ConfigurationError: the model has another attribute of that name.
+
+    Example:
+        >>> import torch
+        >>> from zephon_torch import DataLoader, bind
+        >>> loader = DataLoader(list(range(10)), batch_size=2)
+        >>> model = torch.nn.Linear(1, 1)
+        >>> _ = bind(model, loader)
+        >>> _ = next(iter(loader))
+        >>> model.state_dict()["data_progress._extra_state"][2].item()  # samples delivered
+        2
+    """
+    child = getattr(model, name, None)
+    if child is None:
+        child = DataProgress(restore=restore)
+        model.add_module(name, child)
+    elif not isinstance(child, DataProgress):
+        raise ConfigurationError(
+            f"the model has an attribute {name!r} already, a {type(child).__name__}: give bind() "
+            "another name="
+        )
+    child.bind(loader)
+    return child
+
+
+def strip(state_dict: Mapping[str, V], name: str = _NAME) -> dict[str, V]:
+    """A model's state dict without the data's progress, for a model that has none."""
+    suffix = f"{name}.{_EXTRA_STATE}"
+    return {
+        key: value
+        for key, value in state_dict.items()
+        if key != suffix and not key.endswith(f".{suffix}")
+    }
+
+
+def _tolerate_absence(
+    module: nn.Module, state_dict: dict[str, Any], prefix: str, *rest: object
+) -> None:
+    """Let checkpoints without progress load: an absent entry becomes one that sets nothing."""
+    state_dict.setdefault(prefix + _EXTRA_STATE, None)
+
+
+def _detached(restore: bool, words: list[int], training: bool) -> DataProgress:
+    copy = DataProgress(restore=restore)
+    copy._words = words if any(words) else None
+    return copy.train(training)

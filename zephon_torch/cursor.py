@@ -1,0 +1,178 @@
+"""Where a run stands: one counter, what a load has staged, and what ``set_epoch`` asked for.
+
+Rules, all of them here:
+
+- a load only stages; the first ``next()`` of a new iterator adopts it. Until then the state is what
+  was loaded, so load-then-save is the identity;
+- an iterator begins the current epoch at 0 unless something is staged; the state stays where it
+  was (after a ``break``: at the break) until its first ``next()``;
+- after the last batch of an epoch the state already says (epoch + 1, 0);
+- ``set_epoch(e)`` with the current epoch has no effect; with another one the next iterator starts
+  (e, 0); between a load and the first batch the checkpoint wins, with a warning.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from zephon_torch.errors import StateError
+from zephon_torch.work.progress import Progress
+from zephon_torch.work.splitter import ChunkSplitter, WorkItem
+
+
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    """A state that waits for the next iterator."""
+
+    state: Progress | Sequence[int]  # words are read later: setting a module's state never raises
+    strict: bool
+    route: str
+
+    def progress(self) -> Progress:
+        if isinstance(self.state, Progress):
+            return self.state
+        return Progress.from_words(self.state)
+
+
+class Cursor:
+    """The counter of a loader.
+
+    Args:
+        splitter: deals out the work; its lanes are set here.
+        lanes: lanes as the user gave them; None takes those of a loaded state.
+    """
+
+    def __init__(self, splitter: ChunkSplitter, lanes: int | None) -> None:
+        self._splitter, self._lanes_given = splitter, lanes
+        self._identity = splitter.source.identity
+        self._epoch = self._delivered = 0
+        self._next_epoch: int | None = None
+        self._staged: dict[str, _Staged] = {}
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """(epoch, delivered) as the state says it."""
+        if self._staged:
+            progress = self._latest().progress()
+            return progress.epoch, progress.delivered
+        return self._epoch, self._delivered
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether a load waits for an iterator."""
+        return bool(self._staged)
+
+    def progress(self) -> Progress:
+        """The state. After a load and before the first batch: what was loaded."""
+        epoch, delivered = self.place
+        here = Progress.at(
+            self._identity, epoch=epoch, delivered=delivered, lanes=self._splitter.lanes
+        )
+        if not self._staged:
+            return here
+        staged = self._latest()
+        loaded = staged.progress()
+        if not staged.strict:
+            return replace(here, lanes=self._lanes_for(loaded, strict=False))
+        if loaded.fingerprint == here.fingerprint:
+            return replace(here, lanes=loaded.lanes)
+        return loaded
+
+    def stage(
+        self, state: Progress | Sequence[int], *, strict: bool = True, route: str = "loader"
+    ) -> None:
+        """Put a state in wait. `route` says whose it is: the loader's own, or the model's."""
+        self._staged.pop(route, None)
+        self._staged[route] = _Staged(state, strict, route)
+
+    def check(self) -> None:
+        """Raise if the staged state cannot be adopted.
+
+        Raises:
+            StateError: a corrupt state, lanes that differ from the ones given, or two routes that
+                disagree; :class:`~zephon_torch.PlanMismatch`: it belongs to another plan.
+        """
+        if not self._staged:
+            return
+        found = {route: staged.progress() for route, staged in self._staged.items()}
+        places = {(p.epoch, p.delivered, p.lanes, p.fingerprint) for p in found.values()}
+        if len(places) > 1:
+            words = " and ".join(f"the {route} {progress!r}" for route, progress in found.items())
+            raise StateError(
+                f"two states were restored and they disagree: {words}. Restore the progress by one "
+                "route, or bind(..., restore=False)"
+            )
+        staged = self._latest()
+        if staged.strict:
+            staged.progress().check(self._identity)
+        self._lanes_for(staged.progress(), strict=staged.strict)
+
+    def begin(self) -> tuple[int, int]:
+        """Where a new iterator starts; from now on the state counts from there."""
+        self.check()
+        if self._staged:
+            staged = self._latest()
+            progress = staged.progress()
+            self._splitter.lanes = self._lanes_for(progress, strict=staged.strict)
+            self._staged.clear()
+            self._move_to(progress.epoch, progress.delivered)
+        else:
+            self._move_to(self._epoch if self._next_epoch is None else self._next_epoch, 0)
+        self._next_epoch = None
+        return self._epoch, self._delivered
+
+    def matches_staged(self) -> bool:
+        """Whether the staged state is where the run stands anyway; if so it is dropped."""
+        self.check()
+        staged = self._latest().progress()
+        here = (self._epoch, self._delivered, self._splitter.lanes)
+        if here != (staged.epoch, staged.delivered, staged.lanes):
+            return False
+        self._staged.clear()
+        return True
+
+    def advance(self, item: WorkItem) -> None:
+        """Count a batch that is handed over."""
+        self._move_to(item.epoch, item.stop)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Ask for an epoch; see the rules above."""
+        if self._staged:
+            loaded = self.place[0]
+            if epoch != loaded:
+                warnings.warn(
+                    f"set_epoch({epoch}) after a state of epoch {loaded} was loaded and before its "
+                    "first batch: the checkpoint wins, the run goes on in epoch "
+                    f"{loaded}",
+                    stacklevel=3,
+                )
+            return
+        if self._delivered == 0:
+            self._epoch, self._next_epoch = epoch, None
+        else:
+            self._next_epoch = epoch if epoch != self._epoch else None
+        self._splitter.epoch = epoch
+
+    def _latest(self) -> _Staged:
+        return next(reversed(self._staged.values()))
+
+    def _lanes_for(self, progress: Progress, *, strict: bool) -> int:
+        given = self._lanes_given
+        if given is None or given == progress.lanes:
+            return progress.lanes
+        if strict:
+            raise StateError(
+                f"the state has lanes={progress.lanes}, the loader was given lanes={given}: leave "
+                "lanes= out to go on as before, or load with strict=False"
+            )
+        return given
+
+    def _move_to(self, epoch: int, delivered: int) -> None:
+        """Stand at a place; the end of an epoch is the start of the next."""
+        total = self._splitter.source.total_samples
+        if delivered and self._splitter.steps_between(delivered, total) <= 0:
+            epoch, delivered = epoch + 1, 0
+        self._epoch, self._delivered = epoch, delivered
+        self._splitter.epoch = epoch

@@ -1,0 +1,386 @@
+"""DataLoader: torch's, over a plan. Composes the parts and hands batches to the training loop."""
+
+from __future__ import annotations
+
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.context import BaseContext
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+import torch.utils.data
+
+from zephon_torch.adopt import as_source
+from zephon_torch.arguments import (
+    check_engine,
+    per_rank_batch_size,
+    refuse_torch_arguments,
+)
+from zephon_torch.cursor import Cursor
+from zephon_torch.engine import Run, WorkerOptions, make_engine
+from zephon_torch.errors import ConfigurationError, StaleIteratorError
+from zephon_torch.nodes.batch import Collate
+from zephon_torch.nodes.fetch import Fetcher
+from zephon_torch.nodes.pipeline import Pipeline
+from zephon_torch.nodes.pointed import PointedSamples
+from zephon_torch.nodes.transform import Transform
+from zephon_torch.work.mixture import MixtureSpec
+from zephon_torch.work.plan import Pointers
+from zephon_torch.work.progress import Progress
+from zephon_torch.work.splitter import ChunkSplitter, WorkItem
+from zephon_torch.world import World
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+@dataclass(slots=True)
+class LoaderStats:
+    """What a loader has handed over, in this process.
+
+    Attributes:
+        batches: batches.
+        samples: real samples on this rank.
+        wait_seconds: seconds the training loop waited for batches.
+    """
+
+    batches: int = 0
+    samples: int = 0
+    wait_seconds: float = 0.0
+
+
+class DataLoader(torch.utils.data.DataLoader[Any]):
+    """Batches of a plan, in an order that no number of ranks, workers or restarts changes.
+
+    Takes torch's arguments in torch's order, and some of its own.
+
+    Args:
+        dataset: a :class:`WorkSource`; a :class:`zephon_torch.io.Dataset`; a map-style torch
+            dataset; or, with `mixture`, a mapping of name to any of the last two.
+        batch_size: samples per rank and step.
+        shuffle: None: the source's own order (a dataset's: as stored); True: a global shuffle;
+            False: as stored. A work source has its own, so giving it there raises.
+        sampler, batch_sampler, generator: not taken: the plan is the sampler. They raise.
+        num_workers: worker processes. With 0, one background thread reads and decodes while
+            transform and collate run in the caller's thread (datasets in memory and torch datasets:
+            everything inline).
+        collate_fn: list of samples -> batch. None: torch's ``default_collate``.
+        pin_memory: as torch's.
+        drop_last: drop the last *global* batch of an epoch if it is incomplete. False: with one
+            rank the last batch is short; with several, every rank gets the same number of samples,
+            missing ones repeat a real sample, and :attr:`valid` marks the real ones.
+        timeout, worker_init_fn, multiprocessing_context, persistent_workers: as torch's.
+        prefetch_factor: batches in flight ahead of the loop, per worker where there are any.
+        in_order: only True.
+        mixture: weights by name, for a mapping of datasets.
+        seed: seed of the order, for datasets (a work source has its own).
+        lanes: sub-streams of the delivery order; None: 1, or those of a loaded state.
+        global_batch_size: samples of a step over all ranks, in place of batch_size.
+        transform: function of a sample.
+        takes_rng: the transform also takes a numpy Generator that belongs to the sample: the same
+            on any worker, rank and engine, new in every pass.
+        num_threads: None: as said above; 0: inline; N: N threads that also transform and collate.
+        rank, num_replicas: data-parallel rank and world; None reads torch.distributed at the first
+            use.
+        mesh: a one-dimensional DeviceMesh of the data-parallel ranks instead.
+
+    Attributes:
+        datasets: the datasets that ``pointers.dataset`` counts in.
+        pointers: pointers of the batch in hand; None before the first.
+        valid: bool[b] tensor, which samples of the batch in hand are real (not padding).
+        stats: what was handed over and how long the loop waited.
+
+    Raises:
+        ConfigurationError: arguments that cannot work; the message says what to do instead.
+
+    Example:
+        >>> from zephon_torch import DataLoader
+        >>> loader = DataLoader(list(range(10)), batch_size=4, shuffle=True, seed=7)
+        >>> len(loader), sorted(int(x) for batch in loader for x in batch)
+        (3, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
+    """
+
+    # Accelerate takes a loader as it is, and saves its state, where it finds these two
+    _is_accelerate_prepared = True
+    use_stateful_dataloader = True
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Any = None,
+        batch_sampler: Any = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: str | BaseContext | None = None,
+        generator: Any = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        mixture: MixtureSpec | Mapping[str, float] | None = None,
+        seed: int | None = None,
+        lanes: int | None = None,
+        global_batch_size: int | None = None,
+        transform: Callable[..., Any] | None = None,
+        takes_rng: bool = False,
+        num_threads: int | None = None,
+        rank: int | None = None,
+        num_replicas: int | None = None,
+        mesh: DeviceMesh | None = None,
+    ) -> None:
+        refuse_torch_arguments(
+            sampler=sampler, batch_sampler=batch_sampler, generator=generator, in_order=in_order
+        )
+        check_engine(num_workers, num_threads, prefetch_factor)
+        if takes_rng and transform is None:
+            raise ConfigurationError("takes_rng=True without a transform: give transform=")
+        source = as_source(dataset, mixture=mixture, seed=seed, shuffle=shuffle)
+        splitter = ChunkSplitter(
+            source,
+            batch_size=per_rank_batch_size(batch_size, global_batch_size),
+            global_batch_size=global_batch_size,
+            lanes=1 if lanes is None else lanes,
+            drop_last=drop_last,
+            world=World(rank, num_replicas, mesh),
+        )
+        if rank is not None:
+            splitter.check()
+        names = source.names
+        self.source, self.datasets = source, source.datasets
+        self._pipeline = Pipeline(
+            Fetcher(source.datasets),
+            None if transform is None else Transform(transform, takes_rng, source.seed, names),
+            Collate(collate_fn, names),
+        )
+        super().__init__(
+            PointedSamples(self._pipeline, source),
+            batch_sampler=splitter,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            timeout=timeout,
+            worker_init_fn=worker_init_fn,
+            multiprocessing_context=multiprocessing_context,
+            prefetch_factor=prefetch_factor if num_workers else None,
+            persistent_workers=persistent_workers,
+            # iter() of torch's loader draws from the global generator otherwise
+            generator=torch.Generator(),
+        )
+        for attribute, value in (
+            ("sampler", splitter),
+            ("drop_last", drop_last),
+            ("batch_size", None if global_batch_size else batch_size),
+        ):
+            object.__setattr__(self, attribute, value)  # torch forbids plain assignment
+        self.prefetch_factor = prefetch_factor
+        self.pin_memory_device = pin_memory_device
+        self.stats = LoaderStats()
+        self.pointers: Pointers | None = None
+        self.valid: torch.Tensor | None = None
+        self._splitter = splitter
+        self._cursor = Cursor(splitter, lanes)
+        splitter.on_set_epoch = self._cursor.set_epoch
+        self._engine = make_engine(
+            self._pipeline,
+            num_threads=num_threads,
+            depth=prefetch_factor,
+            workers=WorkerOptions(
+                num_workers=num_workers,
+                prefetch_factor=prefetch_factor,
+                pin_memory=pin_memory,
+                timeout=timeout,
+                worker_init_fn=worker_init_fn,
+                multiprocessing_context=multiprocessing_context,
+                persistent_workers=persistent_workers,
+                seed=source.seed,
+            ),
+        )
+        self._live: weakref.ref[_Iteration] | None = None
+
+    def _settle(self) -> None:
+        """Checks that need the world, at each use of the loader."""
+        self._splitter.check()
+        self._cursor.check()
+        if self.batch_size is None:
+            object.__setattr__(self, "batch_size", self._splitter.batch_size)
+
+    def __iter__(self) -> Any:
+        """An iterator over the rest of a loaded epoch, or over the current one from its start."""
+        self._settle()
+        if self.pin_memory and not self.num_workers and not torch.cuda.is_available():
+            warnings.warn(
+                "pin_memory=True has no effect: no accelerator is found", UserWarning, stacklevel=2
+            )
+        return _Iteration(self)
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch, resumed or not.
+
+        Raises:
+            TypeError: the epoch never ends.
+        """
+        self._settle()
+        return len(self._splitter)
+
+    def __getitem__(self, step: int) -> Any:
+        """Batch of one step of the current epoch, computed directly; progress does not move.
+
+        Raises:
+            IndexError: the epoch has no such step.
+        """
+        self._settle()
+        if step < 0:
+            step += len(self)
+        return self._pipeline(self._splitter.item(step, self.epoch))
+
+    @property
+    def remaining(self) -> int | float:
+        """Batches that are still to come in the current epoch; ``math.inf`` if it never ends."""
+        self._settle()
+        return self._splitter.steps_between(self.delivered, self.source.total_samples)
+
+    @property
+    def epoch(self) -> int:
+        """Current epoch; after the last batch of one, the next."""
+        return self._cursor.place[0]
+
+    @property
+    def delivered(self) -> int:
+        """Samples of the current epoch handed over so far, over all ranks."""
+        return self._cursor.place[1]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin `epoch` at the next ``iter()``; no effect if it is the current one.
+
+        Not needed: epochs follow each other by themselves.
+        """
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+            raise ConfigurationError(f"epoch is {epoch!r}: expected an integer >= 0")
+        self._cursor.set_epoch(epoch)
+
+    @property
+    def progress(self) -> Progress:
+        """Where the run stands."""
+        return self._cursor.progress()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the run stands, as a fresh dict of ints and strings, the same on every rank."""
+        return self._cursor.progress().to_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
+        """Go on from a state at the next ``iter()``, with any world, workers and batch size.
+
+        Args:
+            state_dict: what :meth:`state_dict` gave.
+            strict: False also takes the state of another plan, and goes on at the same epoch and
+                number of samples of this one: samples may then repeat or be missed.
+
+        Raises:
+            StateError: not a state of a loader; the loader is left as it was. Whether it belongs to
+                this plan is checked at the next use, which raises
+                :class:`~zephon_torch.PlanMismatch` if not.
+        """
+        self._cursor.stage(Progress.from_dict(state_dict), strict=strict)
+
+    def stage_words(self, words: Sequence[int]) -> None:
+        """Stage the progress a model carried (see :func:`zephon_torch.bind`); never raises."""
+        self._cursor.stage(words, route="model")
+
+    def close(self) -> None:
+        """End threads and processes. The loader can be used again."""
+        live = self._live() if self._live is not None else None
+        if live is not None:
+            live.close()
+        self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"DataLoader({self.source!r}, {self.num_workers} workers)"
+
+    # what the iterator asks of its loader
+
+    def _begin(self, iteration: _Iteration) -> Run:
+        previous = self._live() if self._live is not None else None
+        if previous is not None:
+            previous.close()
+        epoch, delivered = self._cursor.begin()
+        self._live = weakref.ref(iteration)
+        return self._engine.run(self._splitter.items(epoch, delivered))
+
+    def _check_live(self, iteration: _Iteration) -> None:
+        if self._live is None or self._live() is not iteration:
+            raise StaleIteratorError(
+                "a newer iterator of this loader has begun, so this one cannot go on: use one "
+                "iterator at a time, or loader[step] to look at other batches"
+            )
+        if self._cursor.is_staged and not self._cursor.matches_staged():
+            raise StaleIteratorError(
+                "a state was loaded while this iterator was running: start a new one with iter()"
+            )
+
+    def _hand_over(self, item: WorkItem, batch: Any, waited: float) -> Any:
+        if self.pin_memory and not self.num_workers and torch.cuda.is_available():
+            batch = torch.utils.data._utils.pin_memory.pin_memory(batch)  # type: ignore[no-untyped-call]
+        self._cursor.advance(item)
+        self.pointers = item.pointers
+        size = len(item.pointers)
+        real = size if item.valid is None else int(item.valid.sum())
+        self.valid = torch.ones(size, dtype=torch.bool)
+        if item.valid is not None:
+            self.valid = torch.from_numpy(item.valid.copy())
+        self.stats.batches += 1
+        self.stats.samples += real
+        self.stats.wait_seconds += waited
+        return batch
+
+
+class _Iteration(Iterator[Any]):
+    """One pass of the training loop over an epoch. Begins at its first ``next()``."""
+
+    def __init__(self, loader: DataLoader) -> None:
+        self._loader = loader
+        self._run: Run | None = None
+        self._ended = False
+
+    def __next__(self) -> Any:
+        if self._ended:
+            raise StopIteration
+        begun = time.perf_counter()
+        if self._run is None:
+            self._run = self._loader._begin(self)
+        self._loader._check_live(self)
+        try:
+            item, batch = next(self._run)
+        except StopIteration:
+            self._ended = True
+            raise
+        return self._loader._hand_over(item, batch, time.perf_counter() - begun)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def close(self) -> None:
+        """Give up what was prefetched."""
+        if self._run is not None:
+            self._run.close()

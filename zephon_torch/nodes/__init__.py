@@ -1,0 +1,1 @@
+"""From pointers to batches: read, transform, collate."""

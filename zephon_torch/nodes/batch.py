@@ -1,0 +1,58 @@
+"""Makes a batch of samples: the user's collate_fn, or torch's default with clearer errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import default_collate
+
+from zephon_torch.errors import DatasetError, WorkerError
+from zephon_torch.work.plan import Pointers
+
+
+@dataclass(frozen=True, slots=True)
+class Collate:
+    """Samples to batch.
+
+    Attributes:
+        function: the user's collate_fn, which always gets a list; None for torch's default.
+        names: names of the datasets that ``Pointers.dataset`` counts in.
+    """
+
+    function: Callable[[list[Any]], Any] | None
+    names: tuple[str, ...]
+
+    def __call__(self, samples: list[Any], pointers: Pointers) -> Any:
+        """A batch.
+
+        Raises:
+            DatasetError: samples of different datasets with different keys, and no collate_fn.
+            WorkerError: the collate_fn raised StopIteration.
+        """
+        try:
+            if self.function is not None:
+                return self.function(samples)
+            self._check_keys(samples, pointers)
+            return default_collate(samples)
+        except StopIteration as error:
+            raise WorkerError(
+                "collate_fn raised StopIteration: a plain next() in it ran dry; give next() a "
+                "default"
+            ) from error
+
+    def _check_keys(self, samples: Sequence[Any], pointers: Pointers) -> None:
+        first = samples[0]
+        if not isinstance(first, Mapping):
+            return
+        for i, sample in enumerate(samples):
+            if isinstance(sample, Mapping) and sample.keys() == first.keys():
+                continue
+            has = sorted(map(str, sample)) if isinstance(sample, Mapping) else type(sample).__name__
+            raise DatasetError(
+                f"samples of one batch have different keys: dataset "
+                f"{self.names[pointers.dataset[0]]!r} {sorted(map(str, first))}, dataset "
+                f"{self.names[pointers.dataset[i]]!r} {has}. Give a transform that makes them "
+                "alike, or a collate_fn"
+            )

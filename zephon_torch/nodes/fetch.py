@@ -1,0 +1,116 @@
+"""Reads the samples that pointers point to.
+
+Pointers are grouped by shard, each group is read at once in file order, and the samples come back
+in the order of the pointers. Readers are opened by the process and thread that uses them: nothing
+open crosses a fork, and two threads never share a handle.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from zephon_torch.errors import RecordError
+from zephon_torch.io.dataset import Dataset, Reader
+from zephon_torch.work.permutation import Int64Array
+from zephon_torch.work.plan import Pointers
+
+_MAX_OPEN = 256  # readers kept open per thread
+
+
+class Fetcher:
+    """Samples by pointer.
+
+    Args:
+        datasets: what ``Pointers.dataset`` counts in.
+    """
+
+    def __init__(self, datasets: Sequence[Dataset]) -> None:
+        self.datasets = tuple(datasets)
+        self._open = _OpenReaders()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"datasets": self.datasets}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["datasets"])  # type: ignore[misc]
+
+    def read(self, pointers: Pointers) -> list[Any]:
+        """Samples in the order of the pointers.
+
+        Raises:
+            RecordError: a record that cannot be decoded. What an in-memory or torch dataset raises
+                comes as it is, with a note that names the samples that were read.
+        """
+        samples: list[Any] = [None] * len(pointers)
+        for group in _by_shard(pointers):
+            dataset, shard = int(pointers.dataset[group[0]]), int(pointers.shard[group[0]])
+            numbers = pointers.sample[group]
+            for place, sample in zip(
+                group.tolist(), self._read_shard(dataset, shard, numbers), strict=True
+            ):
+                samples[place] = sample
+        return samples
+
+    def name(self, dataset: int, shard: int, sample: int) -> str:
+        """A sample in words, for messages."""
+        held = self.datasets[dataset]
+        return f"dataset {held.name!r}, shard {held.shard_path(shard)}, record {sample}"
+
+    def close(self) -> None:
+        """Close the readers of this thread."""
+        self._open.close()
+
+    def _read_shard(self, dataset: int, shard: int, numbers: Int64Array) -> list[Any]:
+        try:
+            return self._reader(dataset, shard).read(numbers)
+        except RecordError:
+            raise
+        except Exception as error:
+            few = ", ".join(map(str, numbers[:8].tolist())) + (", ..." if len(numbers) > 8 else "")
+            error.add_note(f"while reading {self.name(dataset, shard, 0)[:-2]}s {few}")
+            raise
+
+    def _reader(self, dataset: int, shard: int) -> Reader:
+        readers = self._open.of_this_process()
+        key = (dataset, shard)
+        reader = readers.get(key)
+        if reader is None:
+            reader = self.datasets[dataset].open(shard)
+            readers[key] = reader
+            if len(readers) > _MAX_OPEN:
+                readers.popitem(last=False)[1].close()
+        else:
+            readers.move_to_end(key)
+        return reader
+
+
+class _OpenReaders(threading.local):
+    """Readers of one thread, least recently used first. Empty again after a fork."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._readers: OrderedDict[tuple[int, int], Reader] = OrderedDict()
+
+    def of_this_process(self) -> OrderedDict[tuple[int, int], Reader]:
+        if self._pid != os.getpid():
+            self._pid, self._readers = os.getpid(), OrderedDict()
+        return self._readers
+
+    def close(self) -> None:
+        for reader in self.of_this_process().values():
+            reader.close()
+        self._readers.clear()
+
+
+def _by_shard(pointers: Pointers) -> list[Int64Array]:
+    """Indices of the pointers of each shard, in the order of the file."""
+    order = np.lexsort((pointers.sample, pointers.shard, pointers.dataset))
+    shard, dataset = pointers.shard[order], pointers.dataset[order]
+    edges = np.flatnonzero((np.diff(shard) != 0) | (np.diff(dataset) != 0)) + 1
+    return np.split(order, edges) if len(order) else []

@@ -1,0 +1,110 @@
+"""The order of delivery: how the plan is dealt out to lanes, global batches and ranks.
+
+``delivered`` counts the samples of an epoch in the order in which they are handed out, 0 .. N - 1.
+With L lanes and chunks of C positions:
+
+- **Rounds.** Round j covers positions [j * L * C, (j + 1) * L * C). Inside it, item i goes to lane
+  ``i % L`` at offset ``i // L``; a lane's segment of the round is chunk ``j * L + lane``. The last
+  round, if it is shorter, is cut into L contiguous pieces whose sizes differ by at most one, longer
+  ones first. So ``delivered`` -> position is a bijection, and with L = 1 the identity.
+- **Global batches.** The items [start, stop) of one global batch stand lane by lane, and in order
+  of delivery inside a lane. Rank r of W takes places [r * n // W, (r + 1) * n // W) of its n items.
+  So set and order of a global batch are the same for every W.
+
+Pure functions on int64 arrays.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from zephon_torch.work.permutation import Int64Array
+
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
+
+
+def positions_of(delivered: Int64Array, *, lanes: int, chunk_size: int, length: int) -> Int64Array:
+    """Plan position of each delivered index, int64[n] -> int64[n].
+
+    Args:
+        delivered: indices in [0, length).
+        lanes: L.
+        chunk_size: C.
+        length: positions of the epoch.
+    """
+    if lanes == 1:
+        return delivered
+    round_size = lanes * chunk_size
+    rounds_end = length // round_size * round_size
+    start = delivered - delivered % round_size
+    item = delivered - start
+    lane, offset = item % lanes, item // lanes
+    # pieces of a round: `chunk_size` each, in the last one `piece` and one more for the first few
+    piece, longer = np.divmod(length - rounds_end, lanes)
+    in_last = start >= rounds_end
+    piece_start = np.where(in_last, lane * piece + np.minimum(lane, longer), lane * chunk_size)
+    positions: Int64Array = start + piece_start + offset
+    return positions
+
+
+def items_of(starts: Int64Array, sizes: Int64Array, places: Int64Array, lanes: int) -> Int64Array:
+    """Delivered index at each place of a global batch. All arrays broadcast.
+
+    Args:
+        starts: first delivered index of the global batch.
+        sizes: its number of items.
+        places: place in the batch, in [0, size).
+        lanes: L.
+
+    Of a batch [start, start + size), lane l holds ``size // L`` items, and one more for the
+    ``size % L`` lanes from ``start % L`` on, cyclically. In the order of lanes these make up to
+    four runs: wrapped lanes with one more, lanes without, lanes with one more, lanes without.
+    """
+    if lanes == 1:
+        return starts + places
+    first, each, more = starts % lanes, sizes // lanes, sizes % lanes
+    wrapped = np.maximum(first + more - lanes, 0)
+    # where each run begins: as a lane, and as a place
+    lane_1, lane_2, lane_3 = wrapped, first, first + more - wrapped
+    place_1 = wrapped * (each + 1)
+    place_2 = place_1 + (lane_2 - lane_1) * each
+    place_3 = place_2 + (lane_3 - lane_2) * (each + 1)
+    run = 0 + (places >= place_1) + (places >= place_2) + (places >= place_3)
+    lane_start = _by_run(run, lane_1, lane_2, lane_3)
+    place_start = _by_run(run, place_1, place_2, place_3)
+    held = np.where(run % 2 == 0, each + 1, np.maximum(each, 1))
+    lane, nth = np.divmod(places - place_start, held)
+    lane += lane_start
+    delivered: Int64Array = starts + (lane - first) % lanes + nth * lanes
+    return delivered
+
+
+def _by_run(
+    run: Int64Array, first: Int64Array, second: Int64Array, third: Int64Array
+) -> Int64Array:
+    chosen: Int64Array = np.where(
+        run < 2, np.where(run == 0, 0, first), np.where(run == 2, second, third)
+    )
+    return chosen
+
+
+def rank_places(size: int, *, rank: int, num_replicas: int) -> tuple[Int64Array, BoolArray | None]:
+    """Places of a global batch that a rank takes, and which of them are real.
+
+    Every rank gets ``ceil(size / num_replicas)`` places. Where its own slice is shorter, the rest
+    repeats its last item, or the global batch's last one if it has none.
+
+    Returns:
+        (places int64[b], valid bool[b]); valid is None where all are real.
+    """
+    start, stop = rank * size // num_replicas, (rank + 1) * size // num_replicas
+    wanted = -(-size // num_replicas)
+    places: Int64Array = np.arange(start, stop)
+    if stop - start == wanted:
+        return places, None
+    filler = stop - 1 if stop > start else size - 1
+    places = np.concatenate([places, np.full(wanted - len(places), filler)])
+    return places, np.arange(wanted) < stop - start

@@ -1,0 +1,352 @@
+"""Splits the plan over ranks: which samples each rank gets in each step.
+
+The splitter is a ``DistributedSampler`` and a batch sampler in one, so that trainers that look for
+either find what they expect. It has no position: where a run stands is the loader's business.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import DistributedSampler
+
+from zephon_torch.errors import ConfigurationError, WorldError
+from zephon_torch.work.delivery import items_of, positions_of, rank_places
+from zephon_torch.work.identity import PlanIdentity
+from zephon_torch.work.permutation import Int64Array
+from zephon_torch.work.plan import Pointers
+from zephon_torch.work.source import ChunkNode, WorkChunk, WorkSource
+from zephon_torch.world import World
+
+_SLAB = 16384  # positions whose pointers are computed at once
+_FIRST_SLAB_STEPS = 8  # the first slab is short: a resumed run should start at once
+
+
+class Pointer(NamedTuple):
+    """One sample of one epoch, as the items of a batch sampler."""
+
+    epoch: int
+    pass_index: int
+    dataset: int
+    shard: int
+    sample: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkItem:
+    """What one rank reads for one global batch.
+
+    Attributes:
+        epoch: epoch of the batch.
+        start, stop: delivered indices [start, stop) of the global batch.
+        pointers: this rank's samples.
+        valid: bool[b], which of them are real; None where all are.
+    """
+
+    epoch: int
+    start: int
+    stop: int
+    pointers: Pointers
+    valid: npt.NDArray[np.bool_] | None
+
+
+class ChunkSplitter(DistributedSampler[list[Pointer]]):
+    """Deals the chunks of a work source out to ranks.
+
+    Args:
+        source: the work source.
+        batch_size: samples a rank gets per step. Either this or `global_batch_size`.
+        global_batch_size: samples all ranks together get per step.
+        rank: data-parallel rank; None reads torch.distributed at the first use.
+        num_replicas: number of ranks; None likewise.
+        lanes: sub-streams of the delivery order (see :mod:`zephon_torch.work.delivery`). An option
+            of the run, never derived from the number of ranks.
+        drop_last: drop the last global batch of an epoch if it is incomplete.
+        world: a :class:`~zephon_torch.world.World` in place of rank and num_replicas.
+
+    Attributes:
+        epoch: what iterating gives; :meth:`set_epoch` changes it.
+
+    Raises:
+        ConfigurationError: sizes below 1, or an epoch without a single batch.
+        WorldError: a rank that does not exist, or a global batch that the ranks cannot share
+            equally (at construction where the world is given, else at the first use).
+    """
+
+    def __init__(
+        self,
+        source: WorkSource,
+        *,
+        batch_size: int | None = None,
+        global_batch_size: int | None = None,
+        rank: int | None = None,
+        num_replicas: int | None = None,
+        lanes: int = 1,
+        drop_last: bool = False,
+        world: World | None = None,
+    ) -> None:
+        # DistributedSampler's own constructor would ask torch.distributed for the world right now
+        if (batch_size is None) == (global_batch_size is None):
+            raise ConfigurationError(
+                f"give one of batch_size and global_batch_size, got {batch_size} and "
+                f"{global_batch_size}"
+            )
+        for what, value in (
+            ("batch_size", batch_size),
+            ("global_batch_size", global_batch_size),
+            ("lanes", lanes),
+        ):
+            if value is not None and (
+                isinstance(value, bool) or not isinstance(value, int) or value < 1
+            ):
+                raise ConfigurationError(f"{what} is {value!r}: expected an integer >= 1")
+        self.source, self.drop_last = source, drop_last
+        self.dataset = _Sized(source)  # type: ignore[assignment]
+        self.epoch, self.seed, self.shuffle = 0, source.seed, True
+        self.lanes = lanes
+        self.on_set_epoch: Callable[[int], None] | None = None
+        self._batch_size, self._global_batch_size = batch_size, global_batch_size
+        self.world = World(rank, num_replicas) if world is None else world
+        if rank is not None:
+            self.check()
+
+    def check(self) -> None:
+        """Raise if the world, the batch size and the epoch do not fit together."""
+        size, num_replicas = self.global_batch_size, self.num_replicas
+        if size % num_replicas:
+            below, above = size - size % num_replicas, size + num_replicas - size % num_replicas
+            near = f"{below} or {above}" if below else f"{above}"
+            raise WorldError(
+                f"global_batch_size {size} cannot be shared equally by {num_replicas} ranks: the "
+                f"nearest sizes that can are {near}"
+            )
+        if self.num_steps == 0:
+            raise ConfigurationError(
+                f"an epoch has {self.source.total_samples} samples, fewer than one global batch of "
+                f"{size} ({num_replicas} ranks), and drop_last=True drops it: use a smaller batch "
+                "or drop_last=False"
+            )
+
+    @property
+    def rank(self) -> int:  # type: ignore[override]
+        """This process's rank."""
+        return self.world.rank
+
+    @property
+    def num_replicas(self) -> int:  # type: ignore[override]
+        """Number of ranks."""
+        return self.world.num_replicas
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples of a step over all ranks."""
+        if self._global_batch_size is not None:
+            return self._global_batch_size
+        assert self._batch_size is not None
+        return self._batch_size * self.num_replicas
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a step on one rank."""
+        if self._batch_size is not None:
+            return self._batch_size
+        return self.global_batch_size // self.num_replicas
+
+    @property
+    def num_steps(self) -> int | float:
+        """Global batches of an epoch; ``math.inf`` if it never ends."""
+        return self.steps_between(0, self.source.total_samples)
+
+    def steps_between(self, delivered: int, total: int | float) -> int | float:
+        """Global batches from `delivered` to the end of an epoch of `total` samples."""
+        if isinstance(total, float):
+            return math.inf
+        left, size = max(0, total - delivered), self.global_batch_size
+        return left // size if self.drop_last else -(-left // size)
+
+    @property
+    def num_samples(self) -> int:  # type: ignore[override]
+        """Samples of an epoch on one rank, padding included.
+
+        Raises:
+            TypeError: the epoch never ends.
+        """
+        steps, total = len(self), int(self.source.total_samples)
+        whole = total // self.global_batch_size * self.batch_size
+        rest = total % self.global_batch_size
+        return whole + (-(-rest // self.num_replicas) if steps * self.batch_size > whole else 0)
+
+    @property
+    def total_size(self) -> int:  # type: ignore[override]
+        """Samples of an epoch on all ranks, padding included."""
+        return self.num_samples * self.num_replicas
+
+    def __len__(self) -> int:
+        """Batches of an epoch.
+
+        Raises:
+            TypeError: the epoch never ends.
+        """
+        steps = self.num_steps
+        if isinstance(steps, float):
+            raise TypeError(
+                "the plan never ends, so it has no length: give max_samples= to the work source, "
+                "or count steps in the training loop"
+            )
+        return steps
+
+    def __iter__(self) -> Iterator[list[Pointer]]:
+        """This rank's batches of the current epoch, each a list of :class:`Pointer`."""
+        epoch = self.epoch
+        for item in self.items(epoch, 0):
+            shard_and_rest = zip(*(a.tolist() for a in item.pointers.arrays()), strict=True)
+            yield [Pointer(epoch, p, d, s, i) for d, s, i, p in shard_and_rest]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next iteration; a loader that owns this splitter follows."""
+        if self.on_set_epoch is not None:
+            self.on_set_epoch(epoch)
+        else:
+            self.epoch = epoch
+
+    def pointers(self, step: int, epoch: int = 0) -> Pointers:
+        """This rank's samples in one step, computed directly.
+
+        Raises:
+            IndexError: the epoch has no such step.
+        """
+        return self.item(step, epoch).pointers
+
+    def item(self, step: int, epoch: int = 0) -> WorkItem:
+        """This rank's work in one step, computed directly.
+
+        Raises:
+            IndexError: the epoch has no such step.
+        """
+        self.check()
+        if not 0 <= step < self.num_steps:
+            raise IndexError(f"step {step} of an epoch of {self.num_steps} steps")
+        return self._items(epoch, [step * self.global_batch_size])[0]
+
+    def items(self, epoch: int, delivered: int) -> Iterator[WorkItem]:
+        """This rank's work from `delivered` to the end of an epoch, computed in slabs."""
+        self.check()
+        size = self.global_batch_size
+        left = self.steps_between(delivered, self.source.total_samples)
+        steps = _FIRST_SLAB_STEPS
+        while left > 0:
+            steps = int(min(steps, left))
+            yield from self._items(epoch, [delivered + size * i for i in range(steps)])
+            delivered, left = delivered + size * steps, left - steps
+            steps = max(1, _SLAB // self.batch_size)
+
+    def _items(self, epoch: int, starts: Sequence[int]) -> list[WorkItem]:
+        """Work of the global batches that begin at `starts`, in one computation."""
+        size, total = self.global_batch_size, self.source.total_samples
+        sizes = [int(min(size, total - start)) for start in starts]
+        shares = {
+            n: rank_places(n, rank=self.rank, num_replicas=self.num_replicas) for n in set(sizes)
+        }
+        places = [shares[n][0] for n in sizes]
+        widths = [len(p) for p in places]
+        delivered = items_of(
+            np.repeat(starts, widths), np.repeat(sizes, widths), np.concatenate(places), self.lanes
+        )
+        pointers = self.source.pointers(self._positions(delivered), epoch)
+        edges = np.cumsum([0, *widths]).tolist()
+        return [
+            WorkItem(epoch, start, start + n, pointers[edges[i] : edges[i + 1]], shares[n][1])
+            for i, (start, n) in enumerate(zip(starts, sizes, strict=True))
+        ]
+
+    def _positions(self, delivered: Int64Array) -> Int64Array:
+        total = self.source.total_samples
+        return positions_of(
+            delivered,
+            lanes=self.lanes,
+            chunk_size=self.source.chunk_size,
+            length=1 << 62 if isinstance(total, float) else total,
+        )
+
+    def node(self) -> RankChunks:
+        """A torchdata node over this rank's chunks.
+
+        Raises:
+            WorldError: the number of ranks does not divide the number of lanes, so that chunks
+                would be shared between ranks.
+        """
+        return RankChunks(self)
+
+    def __repr__(self) -> str:
+        size = self._global_batch_size or self._batch_size
+        what = "global_batch_size" if self._global_batch_size else "batch_size"
+        return f"ChunkSplitter({self.source!r}, {what}={size}, lanes={self.lanes})"
+
+
+class RankChunks(ChunkNode):
+    """A torchdata node over the chunks of one rank, round by round and lane by lane.
+
+    Rank r of W owns lanes [r * L / W, (r + 1) * L / W). In the last, shorter round its chunks are
+    the pieces of these lanes; their ``start`` and ``stop`` say which positions they cover.
+    """
+
+    def __init__(self, splitter: ChunkSplitter) -> None:
+        super().__init__()
+        self._source, self._lanes = splitter.source, splitter.lanes
+        rank, num_replicas = splitter.rank, splitter.num_replicas
+        if self._lanes % num_replicas:
+            raise WorldError(
+                f"{num_replicas} ranks cannot each own whole lanes of {self._lanes}: set lanes= to "
+                "a multiple of the number of ranks, or use DataLoader, which shares chunks"
+            )
+        self._per_round = self._lanes // num_replicas
+        self._first_lane = rank * self._per_round
+        total, round_size = self._source.total_samples, self._lanes * self._source.chunk_size
+        self._num_rounds: int | float = (
+            math.inf if isinstance(total, float) else total // round_size
+        )
+        # pieces of the last round: `piece` positions each, one more for the first `longer` lanes
+        rest = 0 if isinstance(total, float) else total % round_size
+        self._piece, self._longer = divmod(rest, self._lanes)
+
+    @property
+    def identity(self) -> PlanIdentity:
+        """Identity of the plan."""
+        return self._source.identity
+
+    def _has(self, index: int) -> bool:
+        number, own_lane = divmod(index, self._per_round)
+        if number < self._num_rounds:
+            return True
+        lane = self._first_lane + own_lane
+        return number == self._num_rounds and (self._piece > 0 or lane < self._longer)
+
+    def _item(self, index: int, epoch: int) -> WorkChunk:
+        number, own_lane = divmod(index, self._per_round)
+        lane = self._first_lane + own_lane
+        k = number * self._lanes + lane
+        if number < self._num_rounds:
+            return self._source.chunk(k, epoch)
+        start = number * self._lanes * self._source.chunk_size
+        start += lane * self._piece + min(lane, self._longer)
+        stop = start + self._piece + (lane < self._longer)
+        pointers = self._source.pointers(np.arange(start, stop), epoch)
+        return WorkChunk(k, epoch, start, stop, pointers, self._source.names)
+
+
+class _Sized:
+    """What a sampler calls its dataset: here only its length is of use."""
+
+    def __init__(self, source: WorkSource) -> None:
+        self._source = source
+
+    def __len__(self) -> int:
+        total = self._source.total_samples
+        if isinstance(total, float):
+            raise TypeError("the plan never ends, so it has no number of samples")
+        return total

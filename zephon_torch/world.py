@@ -1,0 +1,115 @@
+"""Rank and world size of data parallelism: the only reader of torch.distributed.
+
+They are resolved at the first use, not at construction, because trainers build the loader before
+they initialise torch.distributed; from then on they are fixed.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import torch.distributed
+
+from zephon_torch.errors import WorldError
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+class World:
+    """Lazily resolved (rank, num_replicas).
+
+    Args:
+        rank: data-parallel rank; with `num_replicas`, overrides everything else.
+        num_replicas: number of data-parallel ranks.
+        mesh: a one-dimensional DeviceMesh, or a named dimension of a larger one: its ranks are the
+            data-parallel ones, so that tensor or pipeline peers get identical batches.
+
+    Raises:
+        WorldError: only one of rank and num_replicas, a rank outside of [0, num_replicas), both a
+            mesh and explicit numbers, or a mesh of several dimensions.
+    """
+
+    def __init__(
+        self,
+        rank: int | None = None,
+        num_replicas: int | None = None,
+        mesh: DeviceMesh | None = None,
+    ) -> None:
+        if (rank is None) != (num_replicas is None):
+            raise WorldError(f"give both rank and num_replicas: got {rank} and {num_replicas}")
+        if mesh is not None:
+            _check_mesh(mesh, rank)
+        self._mesh = mesh
+        self._given = None if rank is None or num_replicas is None else (rank, num_replicas)
+        self._resolved: tuple[int, int] | None = None
+        if self._given is not None:
+            _check_rank(*self._given)
+
+    def resolve(self) -> tuple[int, int]:
+        """(rank, num_replicas), the same at every call.
+
+        Raises:
+            WorldError: torch.distributed has come to disagree with what was resolved before, or
+                the process was started as one of several and nothing tells its rank.
+        """
+        if self._given is not None:
+            return self._given
+        found = self._from_mesh() if self._mesh is not None else _from_torch()
+        if self._resolved is None:
+            self._resolved = found
+        elif found != self._resolved:
+            raise WorldError(
+                f"the loader was first used as rank {self._resolved[0]} of {self._resolved[1]}, "
+                f"now torch.distributed says rank {found[0]} of {found[1]}: use the loader only "
+                "after init_process_group, or give rank= and num_replicas="
+            )
+        return self._resolved
+
+    @property
+    def rank(self) -> int:
+        """This process's data-parallel rank."""
+        return self.resolve()[0]
+
+    @property
+    def num_replicas(self) -> int:
+        """Number of data-parallel ranks."""
+        return self.resolve()[1]
+
+    def _from_mesh(self) -> tuple[int, int]:
+        assert self._mesh is not None
+        return self._mesh.get_local_rank(), self._mesh.size()
+
+
+def _from_torch() -> tuple[int, int]:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    started = os.environ.get("WORLD_SIZE", "1")
+    if started.isdigit() and int(started) > 1:
+        raise WorldError(
+            f"this process was started as one of WORLD_SIZE={started}, but torch.distributed is "
+            "not initialised: call torch.distributed.init_process_group before the loader is used, "
+            "or give rank= and num_replicas="
+        )
+    return 0, 1
+
+
+def _check_rank(rank: int, num_replicas: int) -> None:
+    for what, value in (("rank", rank), ("num_replicas", num_replicas)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise WorldError(f"{what} is {value!r}: expected an integer")
+    if num_replicas < 1 or not 0 <= rank < num_replicas:
+        raise WorldError(
+            f"rank {rank} of num_replicas {num_replicas}: expected 0 <= rank < num_replicas"
+        )
+
+
+def _check_mesh(mesh: DeviceMesh, rank: int | None) -> None:
+    if rank is not None:
+        raise WorldError("give either a mesh or rank and num_replicas, not both")
+    if mesh.ndim != 1:
+        raise WorldError(
+            f"the mesh has dimensions {mesh.mesh_dim_names or mesh.ndim}: give the data-parallel "
+            "one of them, for example mesh['dp']"
+        )
