@@ -39,7 +39,8 @@ class WorkSourceDataset(torch.utils.data.IterableDataset[Any]):
         >>> from zephon_torch import StaticMixtureWorkSource, WorkSourceDataset
         >>> from zephon_torch.io import Dataset
         >>> source = StaticMixtureWorkSource([Dataset.from_samples("a", range(4))], {"a": 1})
-        >>> [int(x) for x in torch.utils.data.DataLoader(WorkSourceDataset(source), batch_size=None)]
+        >>> dataset = WorkSourceDataset(source)
+        >>> [int(x) for x in torch.utils.data.DataLoader(dataset, batch_size=None)]
         [0, 1, 2, 3]
     """
 

@@ -92,9 +92,16 @@ def _as_fraction(weight: object) -> Fraction | None:
 def integer_weights(weights: Sequence[Fraction], limit: int = TOTAL_LIMIT) -> list[int]:
     """Positive integers in the ratio of positive rationals, with a sum of at most `limit`.
 
-    Exact whenever the reduced ratio fits. Otherwise `limit` units are shared out by largest
-    remainder (ties: larger weight, then earlier), each weight getting at least one unit; the error
-    of a share is then below 1/limit.
+    Exact whenever the reduced ratio fits. Otherwise `limit` units are shared out: each weight gets
+    the whole units of its share, and a weight whose share is below one unit is raised to one unit.
+    What is left goes, a unit each, to the largest remainders among those that were not raised
+    (ties: larger weight, then earlier); if raising overdrew the total, the largest give back, each
+    at most down to one unit, the largest first (ties: earlier). A share is then off by less than
+    (1 + number of raised weights) / limit.
+
+    Args:
+        weights: positive rationals, at most `limit` of them.
+        limit: largest sum.
     """
     common = math.lcm(*(w.denominator for w in weights))
     scaled = [w.numerator * (common // w.denominator) for w in weights]
@@ -107,12 +114,10 @@ def integer_weights(weights: Sequence[Fraction], limit: int = TOTAL_LIMIT) -> li
 def _largest_remainder(scaled: list[int], total: int, limit: int) -> list[int]:
     units = [max(1, v * limit // total) for v in scaled]
     spare = limit - sum(units)
-    by_remainder = sorted(
-        range(len(scaled)), key=lambda i: (-(scaled[i] * limit % total), -scaled[i], i)
-    )
-    for i in by_remainder[: max(spare, 0)]:
+    whole = [i for i, v in enumerate(scaled) if v * limit >= total]
+    whole.sort(key=lambda i: (-(scaled[i] * limit % total), -scaled[i], i))
+    for i in whole[: max(spare, 0)]:
         units[i] += 1
-    # units of one that were rounded up may have overshot: the largest give them back
     for i in sorted(range(len(units)), key=lambda i: (-units[i], i)):
         if spare >= 0:
             break

@@ -240,11 +240,11 @@ class SampleOrder:
         num_datasets, num_shards = len(self.size), len(self._shard_size)
         self._table_pass = np.full((2, num_datasets), -1)
         self._table_epoch = np.full((2, num_datasets), -1)
-        self._table_order: Int64Array = np.zeros(0, np.int64)
+        self._table_order: npt.NDArray[np.int32] = np.zeros(0, np.int32)
         self._table_end: Int64Array = np.zeros(0, np.int64)
         if self._shuffles_shards:
             number = np.arange(num_shards) - np.repeat(self._first_shard, self._num_shards)
-            self._table_order = np.tile(number, 2)
+            self._table_order = np.tile(number.astype(np.int32), 2)
             self._table_end = np.concatenate([self._shard_end, self._shard_end + self.size.sum()])
 
     def _shuffled_shard(
