@@ -1,0 +1,96 @@
+"""The options of ``train_mixture.py``: read and checked before anything starts."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+DEFAULT_WEIGHTS = {"code": 0.7, "prose": 0.3}
+NUM_HEADS = 4
+
+
+def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="Train a small language model on a weighted mixture of corpora.",
+        epilog="To resume, give the same command again. --steps, --global-batch-size, --seed, "
+        "--weights and --data decide the order of the samples: a checkpoint of other values is "
+        "refused (--fresh starts anew). The number of processes and of workers is free.",
+    )
+    add = parser.add_argument
+    add("--work-dir", type=Path, default=Path("zephon_work"), help="corpora and checkpoint")
+    add("--fresh", action="store_true", help="forget the checkpoint and start anew")
+    add("--steps", type=positive, default=200, help="length of the run; part of the plan")
+    add("--global-batch-size", type=positive, default=32, help="samples a step, over all ranks")
+    add("--weights", type=weights, help="such as code=0.7,prose=0.3; --data alone: equal ones")
+    add(
+        "--data",
+        type=named_path,
+        action="append",
+        default=[],
+        metavar="NAME=PATH",
+        help="JSONL files with a field 'text' in place of the two corpora; repeatable",
+    )
+    add("--seed", type=int, default=42)
+    add("--num-workers", type=int, default=0, help="processes that load data, for each rank")
+    add("--save-every", type=positive, default=20, metavar="STEPS")
+    add("--log-every", type=positive, default=10, metavar="STEPS", help="without a terminal")
+    add("--corpus-bytes", type=positive, default=3 << 20, help="size of each corpus once written")
+    add("--width", type=positive, default=96, help="of the model; a multiple of 4")
+    add("--layers", type=positive, default=3)
+    add("--context", type=positive, default=192, help="bytes of a sample that the model sees")
+    add("--learning-rate", type=float, default=2e-3)
+    add("--warmup-steps", type=positive, default=20)
+    options = parser.parse_args(arguments)
+    check_options(parser, options)
+    return options
+
+
+def check_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Complete the options, and refuse those that do not fit together."""
+    names = [name for name, _ in options.data] or list(DEFAULT_WEIGHTS)
+    if len(set(names)) < len(names):
+        parser.error(f"--data names a dataset twice: {', '.join(names)}")
+    for name, path in options.data:
+        if not path.exists():
+            parser.error(f"--data {name}={path}: no such file or folder")
+    options.data = dict(options.data)
+    options.weights = options.weights or (
+        dict.fromkeys(names, 1.0) if options.data else DEFAULT_WEIGHTS
+    )
+    if set(options.weights) != set(names):
+        given = ", ".join(options.weights)
+        parser.error(f"--weights must name each dataset once: {', '.join(names)}; got {given}")
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if options.global_batch_size % world_size:
+        parser.error(
+            f"--global-batch-size {options.global_batch_size} is not divisible by the "
+            f"{world_size} processes of --nproc-per-node"
+        )
+    if options.width % NUM_HEADS:
+        parser.error(f"--width {options.width} is not a multiple of {NUM_HEADS}")
+
+
+def positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return number
+
+
+def weights(text: str) -> dict[str, float]:
+    pairs = [assignment(part) for part in text.split(",")]
+    if len(dict(pairs)) < len(pairs):
+        raise argparse.ArgumentTypeError(f"{text} names a dataset twice")
+    return {name: float(value) for name, value in pairs}
+
+
+def named_path(text: str) -> tuple[str, Path]:
+    name, path = assignment(text)
+    return name, Path(path)
+
+
+def assignment(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals and value):
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
+    return name, value
