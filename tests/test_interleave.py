@@ -1,0 +1,197 @@
+"""Order inside a piece: exact quotas, spread evenly, the same however it is computed."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import numpy as np
+import oracle
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zephon_torch.io import Dataset
+from zephon_torch.work import StaticMixtureWorkSource
+from zephon_torch.work.apportion import SplitTree
+from zephon_torch.work.interleave import (
+    Pieces,
+    balanced_at,
+    balanced_labels,
+    balanced_offset,
+    shuffled_labels,
+)
+
+KEYS = st.integers(0, 2**64 - 1)
+
+
+@st.composite
+def piece_lists(draw: st.DrawFn) -> Pieces:
+    """A few pieces over one tree; quotas need not be in the ratio of the weights."""
+    num = draw(st.integers(1, 8))
+    weights = draw(st.lists(st.integers(1, 40), min_size=num, max_size=num))
+    rows = draw(
+        st.lists(
+            st.lists(st.integers(0, 15), min_size=num, max_size=num).filter(any),
+            min_size=1,
+            max_size=3,
+        )
+    )
+    chunks = draw(st.lists(st.integers(0, 2**40), min_size=len(rows), max_size=len(rows)))
+    starts = draw(st.lists(st.integers(0, 2**55), min_size=len(rows), max_size=len(rows)))
+    return Pieces(SplitTree(weights), np.array(chunks), np.array(starts), np.array(rows))
+
+
+def weights_of(pieces: Pieces) -> list[int]:
+    return pieces.tree.weight[: pieces.quotas.shape[1]].tolist()
+
+
+def ranks_of(labels: list[int]) -> list[int]:
+    """Samples of one dataset keep their order: how many of the same label came before."""
+    return [labels[:offset].count(label) for offset, label in enumerate(labels)]
+
+
+@settings(max_examples=120)
+@given(piece_lists(), KEYS)
+def test_balanced_order_equals_the_oracle(pieces: Pieces, key: int) -> None:
+    for row in range(len(pieces.chunk)):
+        expected = oracle.balanced(
+            weights_of(pieces), pieces.quotas[row].tolist(), int(pieces.chunk[row]), key
+        )
+        labels, ranks = balanced_labels(pieces, key, row)
+        assert labels.tolist() == expected
+        assert ranks.tolist() == ranks_of(expected)
+
+
+@settings(max_examples=120)
+@given(piece_lists(), KEYS)
+def test_shuffled_order_equals_the_oracle(pieces: Pieces, key: int) -> None:
+    for row in range(len(pieces.chunk)):
+        expected = oracle.shuffled(pieces.quotas[row].tolist(), int(pieces.start[row]), key)
+        labels, ranks = shuffled_labels(pieces, key, row)
+        assert labels.tolist() == expected
+        assert ranks.tolist() == ranks_of(expected)
+
+
+@settings(max_examples=120)
+@given(piece_lists(), KEYS)
+def test_whole_pieces_single_places_and_the_inverse_agree(pieces: Pieces, key: int) -> None:
+    sizes = pieces.quotas.sum(axis=1)
+    rows = np.repeat(np.arange(len(sizes)), sizes)
+    offsets = np.concatenate([np.arange(size) for size in sizes])
+    # backwards, so that no order of the questions is assumed
+    leaves, ranks = balanced_at(pieces, key, rows[::-1].copy(), offsets[::-1].copy())
+    leaves, ranks = leaves[::-1], ranks[::-1]
+    whole = [balanced_labels(pieces, key, row) for row in range(len(sizes))]
+    assert np.array_equal(leaves, np.concatenate([labels for labels, _ in whole]))
+    assert np.array_equal(ranks, np.concatenate([places for _, places in whole]))
+    for leaf in range(pieces.quotas.shape[1]):
+        at = np.flatnonzero(leaves == leaf)
+        found = balanced_offset(pieces, key, rows[at], leaf, ranks[at])
+        assert np.array_equal(found, offsets[at])
+
+
+@settings(max_examples=60)
+@given(piece_lists(), KEYS, st.sampled_from([balanced_labels, shuffled_labels]))
+def test_quotas_are_met_exactly(pieces: Pieces, key: int, labels_of) -> None:
+    for row, quotas in enumerate(pieces.quotas):
+        labels, _ = labels_of(pieces, key, row)
+        assert np.array_equal(np.bincount(labels, minlength=len(quotas)), quotas)
+
+
+def test_large_pieces_agree_with_the_oracle() -> None:
+    weights = [1000, 700, 411, 90, 33, 7, 1]
+    tree = SplitTree(weights)
+    quotas = tree.counts(np.array([5 * 16384, 6 * 16384]))
+    pieces = Pieces(tree, np.array([5]), np.array([5 * 16384]), np.diff(quotas, axis=0))
+    labels, ranks = balanced_labels(pieces, 99, 0)
+    expected = oracle.balanced(weights, pieces.quotas[0].tolist(), 5, 99)
+    assert labels.tolist() == expected
+    leaves, places = balanced_at(pieces, 99, np.zeros(16384, np.int64), np.arange(16384))
+    assert np.array_equal(leaves, labels) and np.array_equal(places, ranks)
+
+
+def test_phases_move_by_the_chunk_at_every_depth() -> None:
+    # a chain: 66 leaves, so that nodes lie deeper than there are steps
+    weights = [1, *accumulate(range(40), lambda total, _: 2 * total, initial=1)]
+    tree = SplitTree(weights)
+    pieces = Pieces(tree, np.array([3, 10**12]), np.array([0, 0]), np.ones((2, 42), np.int64))
+    for row, chunk in enumerate((3, 10**12)):
+        assert balanced_labels(pieces, 1, row)[0].tolist() == oracle.balanced(
+            weights, [1] * 42, chunk, 1
+        )
+    fibonacci = [1, 1]
+    while sum(fibonacci) < 2**46 - sum(fibonacci[-2:]):
+        fibonacci.append(fibonacci[-1] + fibonacci[-2])
+    depth = len(fibonacci)
+    assert depth > 64
+    pieces = Pieces(
+        SplitTree(fibonacci), np.array([7]), np.array([0]), np.ones((1, depth), np.int64)
+    )
+    expected = oracle.balanced(fibonacci, [1] * depth, 7, 1)
+    assert balanced_labels(pieces, 1, 0)[0].tolist() == expected
+    leaves, _ = balanced_at(pieces, 1, np.zeros(depth, np.int64), np.arange(depth))
+    assert leaves.tolist() == expected
+
+
+def test_a_single_dataset_stands_everywhere() -> None:
+    pieces = Pieces(SplitTree([5]), np.array([2]), np.array([40]), np.array([[20]]))
+    for labels_of in (balanced_labels, shuffled_labels):
+        labels, ranks = labels_of(pieces, 7, 0)
+        assert labels.tolist() == [0] * 20 and ranks.tolist() == list(range(20))
+
+
+# --- lanes in lockstep ---------------------------------------------------------------------------
+
+LANES, CHUNK, GLOBAL_BATCH = 512, 16384, 1024
+FIVE = {"a": 50, "b": 30, "c": 15, "d": 4, "e": 1}
+TWENTY = {f"{i:02}": 10.0 ** (-4 * i / 19) for i in range(20)}
+OBSERVED = {  # worst |count - w_i G| in the first 256 global batches
+    ("five", "balanced"): 8.2,
+    ("five", "shuffle"): 64.2,
+    ("twenty", "balanced"): 19.1,
+    ("twenty", "shuffle"): 57.7,
+}
+
+
+def batch_errors(weights: dict[str, float], interleave: str) -> np.ndarray:
+    """count - w_i G for each global batch of a round: two from the same offsets of 512 chunks."""
+    source = StaticMixtureWorkSource(
+        [Dataset.from_samples(name, range(100)) for name in weights],
+        weights,
+        exhausted_policy="repeat",
+        interleave=interleave,
+    )
+    at_offset = np.zeros((CHUNK, len(weights)), np.int64)
+    for k in range(LANES):
+        at_offset[np.arange(CHUNK), source.chunk(k).pointers.dataset] += 1
+    counts = at_offset.reshape(CHUNK * LANES // GLOBAL_BATCH, -1, len(weights)).sum(axis=1)
+    wanted = np.array([weights[name] for name in sorted(weights)])
+    return counts - wanted / wanted.sum() * GLOBAL_BATCH
+
+
+@pytest.fixture(scope="module", params=["five", "twenty"])
+def lockstep(request: pytest.FixtureRequest) -> tuple[str, np.ndarray, np.ndarray]:
+    weights = {"five": FIVE, "twenty": TWENTY}[request.param]
+    return (
+        request.param,
+        np.abs(batch_errors(weights, "balanced")),
+        np.abs(batch_errors(weights, "shuffle")),
+    )
+
+
+def test_lanes_in_lockstep_stay_near_the_mixture(
+    lockstep: tuple[str, np.ndarray, np.ndarray],
+) -> None:
+    name, balanced, shuffled = lockstep[0], lockstep[1][:256].max(), lockstep[2][:256].max()
+    assert balanced <= 24
+    assert balanced <= shuffled / 2
+    assert balanced == pytest.approx(OBSERVED[name, "balanced"], abs=0.05)
+    assert shuffled == pytest.approx(OBSERVED[name, "shuffle"], abs=0.05)
+
+
+def test_lanes_in_lockstep_stay_near_the_mixture_all_through_a_round(
+    lockstep: tuple[str, np.ndarray, np.ndarray],
+) -> None:
+    _, balanced, shuffled = lockstep
+    assert balanced.max() <= 24
+    assert balanced.max() <= shuffled.max() / 2
