@@ -44,6 +44,8 @@ class SplitTree:
         weight: int64[2D-1], weight of each node.
         heavy, light: int64[2D-1], children of each joined node (-1 for leaves).
         parent: list of 2D-1 ints (-1 for the root).
+        rate: int64[2D-1], share of the heavy child of each joined node in units of 2**-32, rounded
+            (0 for leaves).
         depth: int64[2D-1], distance from the root.
         levels: the joined nodes from the root down, one array per depth.
     """
@@ -56,6 +58,11 @@ class SplitTree:
         self.weight = np.array(weight, np.int64)
         self.heavy, self.light = np.array(heavy, np.int64), np.array(light, np.int64)
         self.depth, self.levels = _levels(self.heavy, self.light, self.num_leaves, self.root)
+        self.rate = np.zeros(self.root + 1, np.int64)
+        joined = np.arange(self.num_leaves, self.root + 1)
+        if len(joined):
+            unit = np.full_like(joined, 1 << 32)
+            self.rate[joined] = _muldiv(unit, self.weight[self.heavy[joined]], self.weight[joined])
         # what one level of counts() needs, gathered once
         self._level_weights = [
             (nodes, self.heavy[nodes], self.light[nodes],

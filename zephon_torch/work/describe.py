@@ -58,7 +58,8 @@ def describe(plan: Plan) -> str:
     if plan.length is None:
         lines.append("endless: no epoch ever ends")
     else:
-        lines.append(f"{plan.length:,} samples in {plan.num_chunks:,} chunks an epoch")
+        chunks = "1 chunk" if plan.num_chunks == 1 else f"{plan.num_chunks:,} chunks"
+        lines.append(f"{plan.length:,} samples in {chunks} an epoch")
     return "\n".join(lines + [_warning(s) for s in summaries if s.never_seen and s.weight > 0])
 
 

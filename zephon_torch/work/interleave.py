@@ -4,19 +4,29 @@ The split tree's counts at the two ends of a chunk give every dataset an exact q
 quotas are spread over the chunk. A *piece* is what is spread: a chunk, or the part of a chunk
 before the end of the plan or between two departures of ``exhausted_policy="redistribute"``. A piece
 knows its chunk number k, its first position and its quotas. Samples of one dataset keep their
-order.
+order. ``key`` is ``text_key("zephon_torch/interleave/1", str(seed))``.
 
 ``balanced``
-    The same tree over the quotas: a node with quota Q, whose heavy child has quota q, has passed
+    The tree again, item by item. Each node sends its items to its two children at the rate of its
+    weights, from a phase of its own that moves from chunk to chunk by a Weyl step: chunks that are
+    consumed side by side (lanes) must not show one dataset at one offset all at once. One item may
+    be flipped to the other child to meet the quotas. For a node of weight W, whose heavy child has
+    weight w, so ``rate = (2**32 * w + W // 2) // W``, and whose quota is Q, q of it for that child:
 
-        heavy(n) = floor((n * q + phase) / Q)
+    - ``fraction = alpha[depth] * k + subkey(key, node)`` modulo 2**64, where alpha[d] is the
+      fractional part of the square root of the (d + 1)-th prime (2, 3, 5, ...), cut to 64 bits, and
+      from depth 63 on that of the 64th prime, 311; the root has depth 0;
+    - ``phase = Q + ((fraction >> 32) * (2**32 - 2 * Q) >> 32)``;
+    - before its n-th item (counted from 0), ``heavy(n) = (n * rate + phase) >> 32`` items have gone
+      to the heavy child; item n goes there if ``heavy(n + 1) > heavy(n)``;
+    - heavy(Q) is q, or one less, or one more. If it is one less, one of the ``Q - heavy(Q)`` items
+      that went to the light child goes to the heavy one instead; if it is one more, one of the
+      heavy(Q) the other way. It is the m-th of these (counted from 0), where m is
+      ``(mix(fraction) >> 32) * (their number) >> 32``.
 
-    of its first n items on to it. The phase belongs to the node and moves from chunk to chunk by a
-    Weyl step, so that chunks that are consumed side by side (lanes) do not show one dataset at one
-    offset all at once: with ``fraction = alpha[depth] * k + subkey(key, node)`` modulo 2**64,
-    ``phase = (fraction >> 32) * Q >> 32``. The root has depth 0; alpha[d] is the fractional part of
-    the square root of the (d + 1)-th prime (2, 3, 5, ...), cut to 64 bits; from depth 63 on it is
-    that of the 64th prime, 311. ``key`` is ``text_key("zephon_torch/interleave/1", str(seed))``.
+    The phase keeps each node's rate all through the chunk. (To scale the rate to the quota instead
+    would let the phases of chunks drift apart towards the middle of the chunk, together with the
+    rounding of the quotas, and so bunch up again what they had spread.)
 ``shuffle``
     Offset o takes the label at place ``permute(o, n, subkey(key, first position))`` of the n labels
     of the piece sorted by dataset: a uniform shuffle with exact quotas.
@@ -28,12 +38,15 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from zephon_torch.work.apportion import SplitTree
-from zephon_torch.work.permutation import Int64Array, U, UInt64Array, permute, subkeys
+from zephon_torch.work.permutation import Int64Array, U, UInt64Array, mix, permute, subkeys
 
 _PRIMES = [p for p in range(2, 312) if all(p % q for q in range(2, math.isqrt(p) + 1))]
 _ALPHA = np.array([math.isqrt(p << 128) & ((1 << 64) - 1) for p in _PRIMES], U)
+_ONE = 1 << 32
+_S32 = U(32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +56,30 @@ class Pieces:
     Attributes:
         chunk: int64[P], chunk number of each piece.
         start: int64[P], first position of each piece.
-        quotas: int64[P, D], items of each leaf in each piece.
+        quotas: int64[P, D], items of each leaf in each piece: differences of the tree's counts.
     """
 
     tree: SplitTree
     chunk: Int64Array
     start: Int64Array
     quotas: Int64Array
+
+
+@dataclass(frozen=True, slots=True)
+class _Spread:
+    """How each node spreads its items, int64[P, nodes]; for leaves only the quota means anything.
+
+    Attributes:
+        quota: items.
+        phase: of the heavy child, in units of 2**-32.
+        more: items that the quota wants beyond the rate, -1, 0 or 1.
+        flipped: number of the item that goes to the other child, -1 where there is none.
+    """
+
+    quota: Int64Array
+    phase: Int64Array
+    more: Int64Array
+    flipped: Int64Array
 
 
 def balanced_at(
@@ -67,18 +97,16 @@ def balanced_at(
     tree = pieces.tree
     if tree.num_leaves == 1:
         return np.zeros_like(offset), offset
-    quota, phase = _node_tables(pieces, key)
-    heavy_quota = quota[:, tree.heavy].ravel()
-    quota, phase = quota.ravel(), phase.ravel()
+    spread = _spread(pieces, key)
+    phases, mores, flips = (a.ravel() for a in (spread.phase, spread.more, spread.flipped))
     leaf, rank = np.empty_like(offset), np.empty_like(offset)
-    num_nodes, place = tree.root + 1, np.arange(len(offset))
-    base, node, n = row * num_nodes, np.full_like(offset, tree.root), offset
+    place, base = np.arange(len(offset)), row * (tree.root + 1)
+    node, n = np.full_like(offset, tree.root), offset
     while len(place):
-        cell = base + node
-        whole, part = quota[cell], heavy_quota[cell]
-        scaled = n * part + phase[cell]
-        passed = scaled // whole
-        to_heavy = scaled - passed * whole >= whole - part  # one more item makes one more heavy
+        cell, rate = base + node, tree.rate[node]
+        scaled, flipped = n * rate + phases[cell], flips[cell]
+        to_heavy = ((scaled & (_ONE - 1)) >= _ONE - rate) ^ (n == flipped)
+        passed = (scaled >> 32) + mores[cell] * (n > flipped)
         n = np.where(to_heavy, passed, n - passed)
         node = np.where(to_heavy, tree.heavy[node], tree.light[node])
         at_leaf = node < tree.num_leaves
@@ -92,37 +120,28 @@ def balanced_at(
 def balanced_labels(pieces: Pieces, key: int, row: int) -> tuple[Int64Array, Int64Array]:
     """Leaf and rank at every offset of one piece, as :func:`balanced_at` gives them.
 
-    Node by node, computing only the places of the child with the smaller quota: several times
-    faster than a path per element where there are few leaves. Two int64[n].
+    Node by node: several times faster than a path per element where there are few leaves. Two
+    int64[n].
     """
     tree = pieces.tree
     one = Pieces(tree, *(a[row : row + 1] for a in (pieces.chunk, pieces.start, pieces.quotas)))
-    quotas, phases = (table[0].tolist() for table in _node_tables(one, key))
-    numbers = np.arange(quotas[tree.root] + 1)
-    leaf, rank = np.empty(len(numbers) - 1, np.int64), np.empty(len(numbers) - 1, np.int64)
-    todo = [(tree.root, numbers[:-1])]
+    spread = _spread(one, key)
+    phases, flips = spread.phase[0].tolist(), spread.flipped[0].tolist()
+    numbers = np.arange(int(spread.quota[0, tree.root]))
+    leaf, rank = np.empty_like(numbers), np.empty_like(numbers)
+    todo = [(tree.root, numbers)]
     while todo:
         node, offsets = todo.pop()
         if node < tree.num_leaves:
             leaf[offsets], rank[offsets] = node, numbers[: len(offsets)]
             continue
-        heavy, light = int(tree.heavy[node]), int(tree.light[node])
-        few, many, shift = light, heavy, quotas[node] - 1 - phases[node]
-        if quotas[heavy] < quotas[light]:
-            few, many, shift = heavy, light, phases[node]
-        if quotas[few] == 0:
-            todo.append((many, offsets))
-            continue
-        places = _places(numbers[1 : quotas[few] + 1], quotas[node], quotas[few], shift)
-        rest = np.ones(len(offsets), bool)
-        rest[places] = False
-        todo += [(few, offsets[places]), (many, offsets[rest])]
+        rate = int(tree.rate[node])
+        to_heavy = (numbers[: len(offsets)] * rate + phases[node]) & (_ONE - 1) >= _ONE - rate
+        if flips[node] >= 0:
+            to_heavy[flips[node]] ^= True
+        todo += [(int(tree.heavy[node]), offsets[to_heavy])]
+        todo += [(int(tree.light[node]), offsets[~to_heavy])]
     return leaf, rank
-
-
-def _places(numbers: Int64Array, whole: int, part: int, shift: int) -> Int64Array:
-    """Index, among the items of a node, of the first, second ... item of one child."""
-    return (numbers * whole + (part - 1 - shift)) // part - 1
 
 
 def balanced_offset(
@@ -132,14 +151,21 @@ def balanced_offset(
     tree = pieces.tree
     if tree.num_leaves == 1:
         return rank
-    quota, phase = _node_tables(pieces, key)
+    spread = _spread(pieces, key)
     node, n = leaf, rank
     while node != tree.root:
         above = tree.parent[node]
-        whole, part, shift = quota[row, above], quota[row, node], phase[row, above]
-        if tree.heavy[above] != node:
-            shift = whole - 1 - shift
-        n = -((shift - (n + 1) * whole) // part) - 1
+        is_heavy = bool(tree.heavy[above] == node)
+        phase, flipped = spread.phase[row, above], spread.flipped[row, above]
+        more = spread.more[row, above] * (1 if is_heavy else -1)
+        rate = int(tree.rate[above])
+        # items of this child before the flipped one, by the rate alone
+        before = (flipped * rate + phase) >> 32
+        before = before if is_heavy else flipped - before
+        gained, lost = more > 0, more < 0
+        by_rate = n - (gained & (n > before)) + (lost & (n >= before))
+        item = _item(by_rate, rate, phase, is_heavy)
+        n = np.where(gained & (n == before), flipped, item)
         node = above
     return n
 
@@ -157,16 +183,46 @@ def shuffled_labels(pieces: Pieces, key: int, row: int) -> tuple[Int64Array, Int
     return leaf, rank
 
 
-def _node_tables(pieces: Pieces, key: int) -> tuple[Int64Array, Int64Array]:
-    """Quota and phase of every node in every piece, int64[P, nodes] each."""
+def _spread(pieces: Pieces, key: int) -> _Spread:
     tree = pieces.tree
     quota = np.zeros((len(pieces.chunk), tree.root + 1), np.int64)
     quota[:, : tree.num_leaves] = pieces.quotas
     for nodes in reversed(tree.levels):
         quota[:, nodes] = quota[:, tree.heavy[nodes]] + quota[:, tree.light[nodes]]
     fraction = _weyl(tree, key, pieces.chunk)
-    phase = ((fraction >> U(32)) * quota.astype(U)) >> U(32)
-    return quota, phase.astype(np.int64)
+    room = U(_ONE) - U(2) * quota.astype(U)
+    phase = quota + (((fraction >> _S32) * room) >> _S32).astype(np.int64)
+    by_rate = (quota * tree.rate + phase) >> 32
+    more = quota[:, tree.heavy] - by_rate
+    more[:, : tree.num_leaves] = 0
+    flipped = np.full_like(quota, -1)
+    cell = np.nonzero(more)
+    flipped[cell] = _flipped(
+        fraction[cell], quota[cell], by_rate[cell], tree.rate[cell[1]], phase[cell], more[cell] < 0
+    )
+    return _Spread(quota, phase, more, flipped)
+
+
+def _flipped(
+    fraction: UInt64Array,
+    quota: Int64Array,
+    by_rate: Int64Array,
+    rate: Int64Array,
+    phase: Int64Array,
+    from_heavy: npt.NDArray[np.bool_],
+) -> Int64Array:
+    """Number of the item that goes to the other child than by the rate."""
+    choices = np.where(from_heavy, by_rate, quota - by_rate).astype(U)
+    chosen = (((mix(fraction) >> _S32) * choices) >> _S32).astype(np.int64)
+    return np.where(from_heavy, _item(chosen, rate, phase, True), _item(chosen, rate, phase, False))
+
+
+def _item(nth: Int64Array, rate: Int64Array | int, phase: Int64Array, of_heavy: bool) -> Int64Array:
+    """Number of the nth item (from 0) that goes to one child by the rate alone."""
+    if not of_heavy:
+        rate, phase = _ONE - rate, _ONE - 1 - phase
+    item: Int64Array = -((phase - (nth + 1) * _ONE) // np.maximum(rate, 1)) - 1
+    return item
 
 
 def _weyl(tree: SplitTree, key: int, chunk: Int64Array) -> UInt64Array:
