@@ -89,10 +89,18 @@ class WorkSourceDataset(torch.utils.data.IterableDataset[Any]):
             self._epoch, self._taken, self._resumes = epoch, 0, False
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this consumer stands: a fresh dict of ints and strings."""
+        """Where this consumer stands: a fresh dict of ints and strings.
+
+        After the last sample it says the next epoch; but not in one of several workers, for the
+        others may still be at this one. There a state from the very end of an epoch, before the
+        loader has noticed the end, gives an empty loop first.
+        """
         consumer, num_consumers = self._consumer()
         epoch, taken = self._epoch, self._taken
-        if taken and consumer + taken * num_consumers >= self.source.total_samples:
+        worker = torch.utils.data.get_worker_info()
+        is_alone = worker is None or worker.num_workers == 1
+        left = self.source.total_samples - (consumer + taken * num_consumers)
+        if taken and left <= 0 and is_alone:
             epoch, taken = epoch + 1, 0
         progress = Progress.at(self.source.identity, epoch=epoch, delivered=taken, lanes=1)
         return progress.to_dict() | {"consumer": consumer, "num_consumers": num_consumers}
