@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from zephon_torch import checks
 from zephon_torch.errors import ConfigurationError
 
 
@@ -36,10 +37,8 @@ def check_engine(num_workers: int, num_threads: int | None, prefetch_factor: int
         ("num_threads", num_threads, 0),
         ("prefetch_factor", prefetch_factor, 1),
     ):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise ConfigurationError(f"{name} is {value!r}: expected an integer >= {minimum}")
-        if value is not None and value < minimum:
-            raise ConfigurationError(f"{name} is {value}: expected an integer >= {minimum}")
+        if value is not None:
+            checks.integer(name, value, minimum=minimum)
     if num_workers and num_threads is not None:
         raise ConfigurationError(
             f"num_workers={num_workers} and num_threads={num_threads}: use processes or threads"

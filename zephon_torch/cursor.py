@@ -48,6 +48,7 @@ class Cursor:
         self._splitter, self._lanes_given = splitter, lanes
         self._identity = splitter.source.identity
         self._epoch = self._delivered = 0
+        self._lanes = splitter.lanes
         self._next_epoch: int | None = None
         self._staged: dict[str, _Staged] = {}
 
@@ -67,9 +68,7 @@ class Cursor:
     def progress(self) -> Progress:
         """The state. After a load and before the first batch: what was loaded."""
         epoch, delivered = self.place
-        here = Progress.at(
-            self._identity, epoch=epoch, delivered=delivered, lanes=self._splitter.lanes
-        )
+        here = Progress.at(self._identity, epoch=epoch, delivered=delivered, lanes=self._lanes)
         if not self._staged:
             return here
         staged = self._latest()
@@ -104,10 +103,16 @@ class Cursor:
                 f"two states were restored and they disagree: {words}. Restore the progress by one "
                 "route, or bind(..., restore=False)"
             )
-        staged = self._latest()
+        staged, progress = self._latest(), self._latest().progress()
         if staged.strict:
-            staged.progress().check(self._identity)
-        self._lanes_for(staged.progress(), strict=staged.strict)
+            progress.check(self._identity)
+            if progress.delivered > self._splitter.source.total_samples:
+                raise StateError(
+                    f"the state says that {progress.delivered} samples were delivered, an epoch "
+                    f"has {self._splitter.source.total_samples}"
+                )
+        # what is asked of the splitter from now on, such as loader[step], is asked of that state
+        self._splitter.lanes = self._lanes_for(progress, strict=staged.strict)
 
     def begin(self) -> tuple[int, int]:
         """Where a new iterator starts; from now on the state counts from there."""
@@ -115,7 +120,7 @@ class Cursor:
         if self._staged:
             staged = self._latest()
             progress = staged.progress()
-            self._splitter.lanes = self._lanes_for(progress, strict=staged.strict)
+            self._lanes = self._lanes_for(progress, strict=staged.strict)
             self._staged.clear()
             self._move_to(progress.epoch, progress.delivered)
         else:
@@ -127,7 +132,7 @@ class Cursor:
         """Whether the staged state is where the run stands anyway; if so it is dropped."""
         self.check()
         staged = self._latest().progress()
-        here = (self._epoch, self._delivered, self._splitter.lanes)
+        here = (self._epoch, self._delivered, self._lanes)
         if here != (staged.epoch, staged.delivered, staged.lanes):
             return False
         self._staged.clear()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 import torch.utils.data
 
+from zephon_torch import checks
 from zephon_torch.adopt import as_source
 from zephon_torch.arguments import (
     check_engine,
@@ -265,9 +266,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
         Not needed: epochs follow each other by themselves.
         """
-        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
-            raise ConfigurationError(f"epoch is {epoch!r}: expected an integer >= 0")
-        self._cursor.set_epoch(epoch)
+        self._cursor.set_epoch(checks.integer("epoch", epoch, minimum=0))
 
     @property
     def progress(self) -> Progress:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed
 
+from zephon_torch import checks
 from zephon_torch.errors import WorldError
 
 if TYPE_CHECKING:
@@ -96,9 +97,8 @@ def _from_torch() -> tuple[int, int]:
 
 
 def _check_rank(rank: int, num_replicas: int) -> None:
-    for what, value in (("rank", rank), ("num_replicas", num_replicas)):
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise WorldError(f"{what} is {value!r}: expected an integer")
+    checks.integer("rank", rank, error=WorldError)
+    checks.integer("num_replicas", num_replicas, error=WorldError)
     if num_replicas < 1 or not 0 <= rank < num_replicas:
         raise WorldError(
             f"rank {rank} of num_replicas {num_replicas}: expected 0 <= rank < num_replicas"

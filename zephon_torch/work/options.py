@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from zephon_torch import checks
 from zephon_torch.errors import ConfigurationError
 from zephon_torch.work.composition import Interleave
 from zephon_torch.work.order import ShuffleLevels
@@ -39,12 +40,8 @@ class PlanOptions:
     interleave: Interleave
 
     def __post_init__(self) -> None:
-        _check_integer("seed", self.seed)
-        _check_integer("chunk_size", self.chunk_size)
-        if not 1 <= self.chunk_size <= _LARGEST_CHUNK:
-            raise ConfigurationError(
-                f"chunk_size is {self.chunk_size}: expected 1 .. {_LARGEST_CHUNK}"
-            )
+        checks.integer("seed", self.seed)
+        checks.integer("chunk_size", self.chunk_size, minimum=1, maximum=_LARGEST_CHUNK)
         if self.interleave not in get_args(Interleave):
             raise ConfigurationError(
                 f'interleave is {self.interleave!r}: expected "balanced" or "shuffle"'
@@ -84,11 +81,6 @@ class PlanOptions:
             "reshuffle_on_repeat": _plain(self.reshuffle_on_repeat),
             "interleave": self.interleave,
         }
-
-
-def _check_integer(option: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigurationError(f"{option} is {value!r}: expected an integer")
 
 
 def _flags(options: PlanOptions) -> list[tuple[str, object]]:

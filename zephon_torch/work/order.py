@@ -44,6 +44,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from zephon_torch import checks
 from zephon_torch.errors import ConfigurationError
 from zephon_torch.work.permutation import (
     MAX_N,
@@ -76,11 +77,12 @@ class ShuffleLevels:
         size = self.block_size
         if size in (None, "auto", "global"):
             return
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        if isinstance(size, str):
             raise ConfigurationError(
                 f"shuffle_block_size is {size!r}: expected None, an integer >= 1, "
                 '"auto" or "global"'
             )
+        checks.integer("shuffle_block_size", size, minimum=1)
 
 
 class SampleOrder:

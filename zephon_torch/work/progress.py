@@ -150,7 +150,7 @@ class Progress:
 
 def _checked(numbers: dict[str, int]) -> tuple[int, int, int]:
     for key, minimum in (("epoch", 0), ("delivered", 0), ("lanes", 1)):
-        if numbers[key] < minimum:
+        if not minimum <= numbers[key] < 1 << 62:
             raise StateError(f"{key!r} in the state is {numbers[key]}, expected >= {minimum}")
     return numbers["epoch"], numbers["delivered"], numbers["lanes"]
 

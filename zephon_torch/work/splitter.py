@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import DistributedSampler
 
+from zephon_torch import checks
 from zephon_torch.errors import ConfigurationError, WorldError
 from zephon_torch.work.delivery import items_of, positions_of, rank_places
 from zephon_torch.work.identity import PlanIdentity
@@ -96,19 +97,14 @@ class ChunkSplitter(DistributedSampler[list[Pointer]]):
                 f"give one of batch_size and global_batch_size, got {batch_size} and "
                 f"{global_batch_size}"
             )
-        for what, value in (
-            ("batch_size", batch_size),
-            ("global_batch_size", global_batch_size),
-            ("lanes", lanes),
-        ):
-            if value is not None and (
-                isinstance(value, bool) or not isinstance(value, int) or value < 1
-            ):
-                raise ConfigurationError(f"{what} is {value!r}: expected an integer >= 1")
+        if batch_size is not None:
+            batch_size = checks.integer("batch_size", batch_size, minimum=1)
+        if global_batch_size is not None:
+            global_batch_size = checks.integer("global_batch_size", global_batch_size, minimum=1)
         self.source, self.drop_last = source, drop_last
         self.dataset = _Sized(source)  # type: ignore[assignment]
         self.epoch, self.seed, self.shuffle = 0, source.seed, True
-        self.lanes = lanes
+        self.lanes = checks.integer("lanes", lanes, minimum=1)
         self.on_set_epoch: Callable[[int], None] | None = None
         self._batch_size, self._global_batch_size = batch_size, global_batch_size
         self.world = World(rank, num_replicas) if world is None else world
@@ -231,21 +227,21 @@ class ChunkSplitter(DistributedSampler[list[Pointer]]):
         self.check()
         if not 0 <= step < self.num_steps:
             raise IndexError(f"step {step} of an epoch of {self.num_steps} steps")
-        return self._items(epoch, [step * self.global_batch_size])[0]
+        return self._items(epoch, [step * self.global_batch_size], self.lanes)[0]
 
     def items(self, epoch: int, delivered: int) -> Iterator[WorkItem]:
         """This rank's work from `delivered` to the end of an epoch, computed in slabs."""
         self.check()
-        size = self.global_batch_size
+        size, lanes = self.global_batch_size, self.lanes
         left = self.steps_between(delivered, self.source.total_samples)
         steps = _FIRST_SLAB_STEPS
         while left > 0:
             steps = int(min(steps, left))
-            yield from self._items(epoch, [delivered + size * i for i in range(steps)])
+            yield from self._items(epoch, [delivered + size * i for i in range(steps)], lanes)
             delivered, left = delivered + size * steps, left - steps
             steps = max(1, _SLAB // self.batch_size)
 
-    def _items(self, epoch: int, starts: Sequence[int]) -> list[WorkItem]:
+    def _items(self, epoch: int, starts: Sequence[int], lanes: int) -> list[WorkItem]:
         """Work of the global batches that begin at `starts`, in one computation."""
         size, total = self.global_batch_size, self.source.total_samples
         sizes = [int(min(size, total - start)) for start in starts]
@@ -255,20 +251,20 @@ class ChunkSplitter(DistributedSampler[list[Pointer]]):
         places = [shares[n][0] for n in sizes]
         widths = [len(p) for p in places]
         delivered = items_of(
-            np.repeat(starts, widths), np.repeat(sizes, widths), np.concatenate(places), self.lanes
+            np.repeat(starts, widths), np.repeat(sizes, widths), np.concatenate(places), lanes
         )
-        pointers = self.source.pointers(self._positions(delivered), epoch)
+        pointers = self.source.pointers(self._positions(delivered, lanes), epoch)
         edges = np.cumsum([0, *widths]).tolist()
         return [
             WorkItem(epoch, start, start + n, pointers[edges[i] : edges[i + 1]], shares[n][1])
             for i, (start, n) in enumerate(zip(starts, sizes, strict=True))
         ]
 
-    def _positions(self, delivered: Int64Array) -> Int64Array:
+    def _positions(self, delivered: Int64Array, lanes: int) -> Int64Array:
         total = self.source.total_samples
         return positions_of(
             delivered,
-            lanes=self.lanes,
+            lanes=lanes,
             chunk_size=self.source.chunk_size,
             length=1 << 62 if isinstance(total, float) else total,
         )

@@ -34,6 +34,7 @@ from typing import Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
 
+from zephon_torch import checks
 from zephon_torch.errors import ConfigurationError
 from zephon_torch.work.apportion import MAX_POSITION, SplitTree
 from zephon_torch.work.mixture import integer_weights
@@ -53,10 +54,13 @@ class StopRules:
     max_samples: int | None = None
 
     def __post_init__(self) -> None:
-        _check_count("stop_after_passes", self.stop_after_passes, minimum=1)
-        _check_count("max_samples", self.max_samples, minimum=1)
-        for where, value in _entries("max_repeats", self.max_repeats):
-            _check_count(where, value, minimum=0)
+        for where, value, minimum in (
+            ("stop_after_passes", self.stop_after_passes, 1),
+            ("max_samples", self.max_samples, 1),
+            *((where, value, 0) for where, value in _entries("max_repeats", self.max_repeats)),
+        ):
+            if value is not None:
+                checks.integer(where, value, minimum=minimum)
         for where, policy in _entries("exhausted_policy", self.exhausted_policy):
             if policy is not None and policy not in get_args(ExhaustedPolicy):
                 raise ConfigurationError(
@@ -120,13 +124,6 @@ def _entries(option: str, value: object) -> list[tuple[str, object]]:
     if isinstance(value, Mapping):
         return [(f"{option}[{name!r}]", entry) for name, entry in value.items()]
     return [(option, value)]
-
-
-def _check_count(where: str, value: object, *, minimum: int) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        raise ConfigurationError(f"{where} is {value!r}: expected an integer >= {minimum}")
 
 
 class Segments:
