@@ -59,9 +59,8 @@ def chunks() -> None:
                 milliseconds(lambda f=first, w=work: [w.chunk(f + i) for i in range(4)], turns) / 4
                 for first in (0, FAR)
             ]
-            print(
-                f"  D={num_datasets:<6} shards={num_shards:<8} {name:<7} {ms[0]:6.2f} | {ms[1]:6.2f}"
-            )
+            what = f"D={num_datasets:<6} shards={num_shards:<8} {name:<7}"
+            print(f"  {what} {ms[0]:6.2f} | {ms[1]:6.2f}")
 
 
 def construction() -> None:
@@ -73,9 +72,8 @@ def construction() -> None:
     seconds, (_, peak) = time.perf_counter() - start, tracemalloc.get_traced_memory()
     tracemalloc.stop()
     plain = milliseconds(lambda: source(1, 10**6), 5)
-    print(
-        f"  {plain:.0f} ms; with the first chunk {seconds * 1e3:.0f} ms (traced), peak {peak / 1e6:.0f} MB"
-    )
+    print(f"  {plain:.0f} ms; with the first chunk, traced: {seconds * 1e3:.0f} ms")
+    print(f"  peak of construction and first chunk {peak / 1e6:.0f} MB")
     tracemalloc.start()
     source(1, 1, samples=10**12, shuffle_block_size="global").chunk(10**6)
     print(
@@ -114,9 +112,8 @@ def steps() -> None:
             starts = [10**9 + i * splitter.global_batch_size for i in range(512)]
             ms = milliseconds(lambda s=splitter, at=starts: s._items(0, at, s.lanes), 5)
             one = milliseconds(lambda s=splitter: s.pointers(10**6))
-            print(
-                f"  D={num_datasets:<3} lanes={lanes:<4} world={world:<4} {ms:6.1f}; one step {one:.2f}"
-            )
+            what = f"D={num_datasets:<3} lanes={lanes:<4} world={world:<4}"
+            print(f"  {what} {ms:6.1f}; one step {one:.2f}")
 
 
 def states() -> None:
