@@ -211,7 +211,7 @@ class ChunkSplitter(DistributedSampler[list[Pointer]]):
             self.epoch = epoch
 
     def pointers(self, step: int, epoch: int = 0) -> Pointers:
-        """This rank's samples in one step, computed directly.
+        """This rank's samples in one step, computed directly; ``item(step).valid`` marks padding.
 
         Raises:
             IndexError: the epoch has no such step.

@@ -20,6 +20,9 @@ nothing                             as ``stop_after_passes=1``
 ``max_samples=N``                   with any of these, after N samples at the latest
 ==================================  =====================================================
 
+A length is the first at which the counts hold; inside its last chunk the order may place the sample
+that completes a pass a few positions before the end, with samples of other datasets behind it.
+
 Redistribute: a dataset leaves with its last sample; from the next position on, the split tree over
 the remaining weights starts anew at 0. So a plan is a list of *segments*, one per departure; every
 other plan is one segment.
