@@ -215,23 +215,53 @@ def alpha(depth: int) -> int:
 
 
 def balanced(weights: Sequence[int], quotas: Sequence[int], chunk: int, key: int) -> list[int]:
-    """Leaf at each offset of a piece: the tree of the weights, filled with the quotas."""
+    """Leaf at each offset of a piece.
+
+    The quotas must be those of a stretch of the tree: differences of its counts.
+    """
     root = huffman(weights)
-    fill_quotas(root, quotas)
+    ways = {}
     for node in nodes(root):
         if node.heavy is not None:
+            of_node = quota_of(node, quotas)
+            of_heavy = quota_of(node.heavy, quotas)
             fraction = (alpha(node.depth) * chunk + subkey(key, node.number)) % WORD
-            node.owed = (fraction >> 32) * node.weight >> 32
-    return [take(root) for _ in range(sum(quotas))]
+            ways[node.number] = iter(node_ways(node, of_node, of_heavy, fraction))
+
+    def leaf_of_next() -> int:
+        node = root
+        while node.heavy is not None and node.light is not None:
+            node = node.heavy if next(ways[node.number]) else node.light
+        return node.number
+
+    return [leaf_of_next() for _ in range(sum(quotas))]
 
 
-def fill_quotas(node: Node, quotas: Sequence[int]) -> int:
-    """Replace weights by quotas, from the leaves up."""
+def node_ways(node: Node, of_node: int, of_heavy: int, fraction: int) -> list[bool]:
+    """Where each item of a node goes in this piece: True for the heavy child."""
+    assert node.heavy is not None
+    one = 2**32
+    rate = (one * node.heavy.weight + node.weight // 2) // node.weight
+    owed = of_node + ((fraction >> 32) * (one - 2 * of_node) >> 32)
+    ways = []
+    for _ in range(of_node):
+        owed += rate
+        ways.append(owed >= one)
+        owed -= one * ways[-1]
+    missing = of_heavy - sum(ways)
+    assert missing in (-1, 0, 1)
+    if missing:
+        # one of those that went the wrong way goes the other way
+        wrong = [n for n, to_heavy in enumerate(ways) if to_heavy == (missing == -1)]
+        flipped = wrong[(mix(fraction) >> 32) * len(wrong) >> 32]
+        ways[flipped] = not ways[flipped]
+    return ways
+
+
+def quota_of(node: Node, quotas: Sequence[int]) -> int:
     if node.heavy is None or node.light is None:
-        node.weight = quotas[node.number]
-    else:
-        node.weight = fill_quotas(node.heavy, quotas) + fill_quotas(node.light, quotas)
-    return node.weight
+        return quotas[node.number]
+    return quota_of(node.heavy, quotas) + quota_of(node.light, quotas)
 
 
 def shuffled(quotas: Sequence[int], start: int, key: int) -> list[int]:
