@@ -181,7 +181,7 @@ def test_a_state_of_another_consumer_or_plan_is_refused() -> None:
             other.load_state_dict(state)
     with pytest.raises(PlanMismatch, match="samples"):
         WorkSourceDataset(shuffled(41), rank=0, num_replicas=2).load_state_dict(state)
-    for foreign in ({}, None, {"epoch": 1}, {**state, "delivered": -1}):
+    for foreign in ({}, None, {"epoch": 1}, {**state, "taken": -1}):
         with pytest.raises(StateError):
             WorkSourceDataset(source, rank=0, num_replicas=2).load_state_dict(foreign)  # type: ignore[arg-type]
 

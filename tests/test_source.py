@@ -100,9 +100,9 @@ def test_an_endless_source_goes_on() -> None:
     source = mixture_of(three_in_memory(), exhausted_policy="repeat")
     assert source.total_samples == source.num_chunks == math.inf
     far = 10**12
-    source.reset(source.state_dict() | {"delivered": far})
+    source.reset(source.state_dict() | {"chunks": far})
     assert next(source).index == far
-    assert source.state_dict()["delivered"] == far + 1
+    assert source.state_dict()["chunks"] == far + 1
     assert source.state_dict()["epoch"] == 0
 
 
@@ -134,10 +134,10 @@ def test_a_source_pickles_with_its_place() -> None:
 
 def test_the_state_names_the_place_and_the_plan() -> None:
     source = mixture_of(three_in_memory(), chunk_size=16)
-    assert source.state_dict()["epoch"] == source.state_dict()["delivered"] == 0
+    assert source.state_dict()["epoch"] == source.state_dict()["chunks"] == 0
     next(source)
     state = source.state_dict()
-    assert (state["epoch"], state["delivered"]) == (0, 1)
+    assert (state["epoch"], state["chunks"]) == (0, 1)
     assert state["fingerprint"] == source.fingerprint
     assert json.loads(json.dumps(state)) == state
 
@@ -147,7 +147,7 @@ def test_after_the_last_chunk_the_state_says_the_next_epoch() -> None:
     for _ in range(int(source.num_chunks)):
         next(source)
     state = source.state_dict()
-    assert (state["epoch"], state["delivered"]) == (1, 0)
+    assert (state["epoch"], state["chunks"]) == (1, 0)
     assert next(source, None) is None
     assert source.state_dict() == state
     assert next(source, None) is None, "an exhausted iterator stays exhausted"
@@ -167,7 +167,7 @@ FOREIGN: list[Any] = [
     {},
     {"epoch": 1},
     {"_snapshot": {}, "_steps_since_snapshot": 0},
-    {"version": 1, "epoch": 0, "delivered": 0, "lanes": 1, "fingerprint": "x", "description": ""},
+    {"version": 1, "epoch": 0, "chunks": 0, "lanes": 1, "fingerprint": "x", "description": ""},
 ]
 
 
@@ -192,7 +192,7 @@ def test_a_state_of_another_plan_is_refused_in_words() -> None:
 def test_a_state_past_the_end_is_refused() -> None:
     source = mixture_of(three_in_memory(), chunk_size=16)
     with pytest.raises(StateError, match="99 chunks"):
-        source.reset(source.state_dict() | {"delivered": 99})
+        source.reset(source.state_dict() | {"chunks": 99})
 
 
 # --- bad arguments -------------------------------------------------------------------------------

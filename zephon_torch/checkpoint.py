@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import nn
 
-from zephon_torch.errors import ConfigurationError
+from zephon_torch.errors import ConfigurationError, StateError
 from zephon_torch.work.progress import NUM_WORDS, Progress
 
 _NAME = "data_progress"
@@ -45,7 +45,7 @@ class DataProgress(nn.Module):
 
     def __init__(self, *, restore: bool = True) -> None:
         super().__init__()
-        self._restore = restore
+        self.restore = restore
         self._loader: _Bindable | None = None
         self._words: list[int] | None = None
         self.register_load_state_dict_pre_hook(_tolerate_absence)  # type: ignore[no-untyped-call]
@@ -53,9 +53,9 @@ class DataProgress(nn.Module):
     def bind(self, loader: _Bindable) -> None:
         """Follow a loader; hands it what was loaded before."""
         self._loader = loader
-        if self._words is not None:
+        if self._words is not None and self.restore:
             loader.stage_words(self._words)
-            self._words = None
+        self._words = None
 
     def words(self) -> list[int]:
         """The integers a checkpoint would carry now; all zero if there is nothing to say."""
@@ -70,10 +70,8 @@ class DataProgress(nn.Module):
 
     def set_extra_state(self, state: Any) -> None:
         """Stage what was loaded. Never raises: a model must not be left half loaded."""
-        if not self._restore or not isinstance(state, torch.Tensor):
-            return
-        words = [int(word) for word in state.detach().flatten().tolist()]
-        if not any(words):
+        words = _words_of(state)
+        if not self.restore or state is None or (words and not any(words)):
             return
         if self._loader is None:
             self._words = words
@@ -81,14 +79,17 @@ class DataProgress(nn.Module):
             self._loader.stage_words(words)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DataProgress:
-        return _detached(self._restore, self.words(), self.training)
+        return _detached(self.restore, self.words(), self.training)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _detached, (self._restore, self.words(), self.training)
+        return _detached, (self.restore, self.words(), self.training)
 
     def extra_repr(self) -> str:
         """For ``print(model)``."""
-        return "" if self._loader is None else repr(self._loader.progress)
+        try:
+            return "" if self._loader is None else repr(self._loader.progress)
+        except StateError as error:
+            return str(error)
 
 
 def bind(
@@ -103,7 +104,7 @@ def bind(
         model: gets a child module without parameters or buffers.
         loader: a :class:`zephon_torch.DataLoader`.
         name: of the child.
-        restore: False ignores what is loaded: a warm start on other data.
+        restore: False ignores what is loaded, before or after: a warm start on other data.
 
     Returns:
         The child.
@@ -130,6 +131,7 @@ def bind(
             f"the model has an attribute {name!r} already, a {type(child).__name__}: give bind() "
             "another name="
         )
+    child.restore = child.restore and restore
     child.bind(loader)
     return child
 
@@ -142,6 +144,16 @@ def strip(state_dict: Mapping[str, V], name: str = _NAME) -> dict[str, V]:
         for key, value in state_dict.items()
         if key != suffix and not key.endswith(f".{suffix}")
     }
+
+
+def _words_of(state: Any) -> list[int]:
+    """The integers of an extra state; none where it holds anything else, which is told later."""
+    if not isinstance(state, torch.Tensor):
+        return []
+    try:
+        return [int(word) for word in state.detach().flatten().tolist()]
+    except (OverflowError, ValueError, TypeError, RuntimeError, NotImplementedError):
+        return []  # infinity, NaN, complex, or a tensor without data
 
 
 def _tolerate_absence(

@@ -13,6 +13,7 @@ Rules, all of them here:
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -85,6 +86,8 @@ class Cursor:
         """Put a state in wait. `route` says whose it is: the loader's own, or the model's."""
         self._staged.pop(route, None)
         self._staged[route] = _Staged(state, strict, route)
+        with contextlib.suppress(StateError):  # told by check()
+            self._splitter.epoch = self.place[0]
 
     def check(self) -> None:
         """Raise if the staged state cannot be adopted.
@@ -138,6 +141,17 @@ class Cursor:
         self._staged.clear()
         return True
 
+    @property
+    def delivered_next(self) -> int:
+        """Delivered samples ahead of the next batch: 0 where the epoch has no batch left."""
+        delivered = self.place[1]
+        return 0 if self._is_over(delivered) else delivered
+
+    def end_epoch(self, epoch: int) -> None:
+        """An iterator has come to the end of an epoch, whether or not its last batch came."""
+        if self._epoch == epoch:
+            self._move_to(epoch + 1, 0)
+
     def advance(self, item: WorkItem) -> None:
         """Count a batch that is handed over."""
         self._move_to(item.epoch, item.stop)
@@ -174,10 +188,13 @@ class Cursor:
             )
         return given
 
+    def _is_over(self, delivered: int) -> bool:
+        total = self._splitter.source.total_samples
+        return delivered > 0 and self._splitter.steps_between(delivered, total) <= 0
+
     def _move_to(self, epoch: int, delivered: int) -> None:
         """Stand at a place; the end of an epoch is the start of the next."""
-        total = self._splitter.source.total_samples
-        if delivered and self._splitter.steps_between(delivered, total) <= 0:
+        if self._is_over(delivered):
             epoch, delivered = epoch + 1, 0
         self._epoch, self._delivered = epoch, delivered
         self._splitter.epoch = epoch

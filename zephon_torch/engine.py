@@ -93,8 +93,7 @@ class InlineEngine:
         return _InlineRun(self._pipeline, items)
 
     def close(self) -> None:
-        """Close the readers."""
-        self._pipeline.fetcher.close()
+        """Nothing to end."""
 
 
 class _InlineRun:
@@ -268,7 +267,8 @@ class _WorkerRun:
         except RuntimeError as error:
             if str(error).startswith("DataLoader worker"):
                 self._die(error)
-            self._handed_out.popleft()
+            if not str(error).startswith("DataLoader timed out"):  # else its batch is still to come
+                self._handed_out.popleft()
             raise
         except Exception:
             self._handed_out.popleft()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch.utils.data
 
-from zephon_torch.errors import StateError
+from zephon_torch.errors import StaleIteratorError, StateError
 from zephon_torch.nodes.fetch import Fetcher
 from zephon_torch.nodes.transform import Transform
 from zephon_torch.work.progress import Progress
@@ -16,6 +16,7 @@ from zephon_torch.work.source import WorkSource
 from zephon_torch.world import World
 
 _WINDOW = 256  # samples read at once
+_COUNTED = "taken"
 
 
 class WorkSourceDataset(torch.utils.data.IterableDataset[Any]):
@@ -63,7 +64,7 @@ class WorkSourceDataset(torch.utils.data.IterableDataset[Any]):
         )
         self._world = World(rank, num_replicas)
         self._world_of_parent: tuple[int, int] | None = None
-        self._epoch = self._taken = 0
+        self._epoch = self._taken = self._iteration = 0
         self._resumes = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -76,9 +77,15 @@ class WorkSourceDataset(torch.utils.data.IterableDataset[Any]):
         if not self._resumes:
             self._taken = 0
         self._resumes = False
+        self._iteration += 1
+        iteration = self._iteration
         total, epoch = self.source.total_samples, self._epoch
         while consumer + self._taken * num_consumers < total:
             for sample in self._window(consumer, num_consumers, epoch):
+                if iteration != self._iteration:
+                    raise StaleIteratorError(
+                        "this iterator cannot go on: a newer one of the same dataset has begun"
+                    )
                 self._taken += 1
                 yield sample
         self._epoch, self._taken = epoch + 1, 0
@@ -103,7 +110,7 @@ class WorkSourceDataset(torch.utils.data.IterableDataset[Any]):
         if taken and left <= 0 and is_alone:
             epoch, taken = epoch + 1, 0
         progress = Progress.at(self.source.identity, epoch=epoch, delivered=taken, lanes=1)
-        return progress.to_dict() | {"consumer": consumer, "num_consumers": num_consumers}
+        return progress.to_dict(_COUNTED) | {"consumer": consumer, "num_consumers": num_consumers}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a state at the next iteration.
@@ -112,7 +119,7 @@ class WorkSourceDataset(torch.utils.data.IterableDataset[Any]):
             StateError: not a state of this consumer, or of another number of consumers;
                 :class:`~zephon_torch.PlanMismatch`: it belongs to another plan.
         """
-        progress = Progress.from_dict(state_dict)
+        progress = Progress.from_dict(state_dict, _COUNTED)
         progress.check(self.source.identity)
         then = state_dict.get("consumer"), state_dict.get("num_consumers")
         if then != self._consumer():

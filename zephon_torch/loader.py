@@ -241,15 +241,20 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             IndexError: the epoch has no such step.
         """
         self._settle()
-        if step < 0:
-            step += len(self)
+        if step < -len(self) if step < 0 else step >= self._splitter.num_steps:
+            raise IndexError(f"step {step} of an epoch of {self._splitter.num_steps} steps")
+        step = step + len(self) if step < 0 else step
         return self._pipeline(self._splitter.item(step, self.epoch))
 
     @property
     def remaining(self) -> int | float:
-        """Batches that are still to come in the current epoch; ``math.inf`` if it never ends."""
+        """Batches that are still to come in the current epoch; ``math.inf`` if it never ends.
+
+        Where none is left (a state from near the end, with a larger batch now), the next epoch's.
+        """
         self._settle()
-        return self._splitter.steps_between(self.delivered, self.source.total_samples)
+        total = self.source.total_samples
+        return self._splitter.steps_between(self._cursor.delivered_next, total)
 
     @property
     def epoch(self) -> int:
@@ -297,11 +302,13 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._cursor.stage(words, route="model")
 
     def close(self) -> None:
-        """End threads and processes. The loader can be used again."""
+        """End threads and processes. The loader can be used again, with a new iterator."""
         live = self._live() if self._live is not None else None
         if live is not None:
             live.close()
+        self._live = None
         self._engine.close()
+        self._pipeline.fetcher.close()
 
     def __enter__(self) -> Self:
         return self
@@ -319,19 +326,23 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     # what the iterator asks of its loader
 
-    def _begin(self, iteration: _Iteration) -> Run:
+    def _begin(self, iteration: _Iteration) -> tuple[int, Run]:
         previous = self._live() if self._live is not None else None
         if previous is not None:
             previous.close()
         epoch, delivered = self._cursor.begin()
         self._live = weakref.ref(iteration)
-        return self._engine.run(self._splitter.items(epoch, delivered))
+        return epoch, self._engine.run(self._splitter.items(epoch, delivered))
+
+    def _end(self, epoch: int) -> None:
+        self._cursor.end_epoch(epoch)
 
     def _check_live(self, iteration: _Iteration) -> None:
         if self._live is None or self._live() is not iteration:
             raise StaleIteratorError(
-                "a newer iterator of this loader has begun, so this one cannot go on: use one "
-                "iterator at a time, or loader[step] to look at other batches"
+                "this iterator cannot go on: a newer one of the same loader has begun, or the "
+                "loader was closed. Use one iterator at a time, and loader[step] to look at other "
+                "batches"
             )
         if self._cursor.is_staged and not self._cursor.matches_staged():
             raise StaleIteratorError(
@@ -360,6 +371,7 @@ class _Iteration(Iterator[Any]):
     def __init__(self, loader: DataLoader) -> None:
         self._loader = loader
         self._run: Run | None = None
+        self._epoch = 0
         self._ended = False
 
     def __next__(self) -> Any:
@@ -367,12 +379,13 @@ class _Iteration(Iterator[Any]):
             raise StopIteration
         begun = time.perf_counter()
         if self._run is None:
-            self._run = self._loader._begin(self)
+            self._epoch, self._run = self._loader._begin(self)
         self._loader._check_live(self)
         try:
             item, batch = next(self._run)
         except StopIteration:
             self._ended = True
+            self._loader._end(self._epoch)
             raise
         return self._loader._hand_over(item, batch, time.perf_counter() - begun)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from zephon_torch.errors import RecordError
+from zephon_torch.errors import RecordError, WorkerError
 from zephon_torch.io.dataset import Dataset, Reader
 from zephon_torch.work.permutation import Int64Array
 from zephon_torch.work.plan import Pointers
@@ -71,9 +71,14 @@ class Fetcher:
             return self._reader(dataset, shard).read(numbers)
         except RecordError:
             raise
+        except StopIteration as error:  # would end the epoch of whoever asks, without a word
+            raise WorkerError(
+                f"{self.name(dataset, shard, int(numbers[0]))}: reading raised StopIteration; a "
+                "plain next() in the dataset ran dry, give next() a default"
+            ) from error
         except Exception as error:
-            few = ", ".join(map(str, numbers[:8].tolist())) + (", ..." if len(numbers) > 8 else "")
-            error.add_note(f"while reading {self.name(dataset, shard, 0)[:-2]}s {few}")
+            held = self.datasets[dataset]
+            error.add_note(f"while reading dataset {held.name!r}, shard {held.shard_path(shard)}")
             raise
 
     def _reader(self, dataset: int, shard: int) -> Reader:

@@ -14,7 +14,8 @@ class DatasetSummary:
     """What an epoch draws from one dataset.
 
     Attributes:
-        weight: share of the mixture that was asked for, 0 .. 1.
+        weight: share of the mixture in force, 0 .. 1: of the datasets that have samples, in units
+            of 2**-46 where the weights as given are finer.
         num_samples: samples it has.
         drawn: positions of an epoch it fills; None for an endless plan.
         unseen: samples that one epoch does not reach.
@@ -32,9 +33,9 @@ class DatasetSummary:
 def summarize(plan: Plan) -> list[DatasetSummary]:
     """One summary per dataset, in canonical order."""
     drawn = None if plan.length is None else plan.counts(plan.length)
-    total = sum(plan.mixture.values())
+    total = sum(plan.weights.values())
     return [
-        _summary(plan, d.name, len(d), float(plan.mixture[d.name] / total), drawn)
+        _summary(plan, d.name, len(d), plan.weights.get(d.name, 0) / total, drawn)
         for d in plan.datasets
     ]
 

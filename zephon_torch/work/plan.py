@@ -79,6 +79,7 @@ class Plan:
     Attributes:
         datasets: tuple of datasets in canonical order; ``Pointers.dataset`` counts in it.
         length: positions of an epoch, None where it never ends.
+        weights: integer weights in force, of the datasets that take part, by name.
         identity: fingerprint and description.
 
     Raises:
@@ -110,12 +111,13 @@ class Plan:
     def _build(self, present: Sequence[Dataset]) -> None:
         options, names = self.options, [d.name for d in present]
         weights = [self.mixture[name] for name in names]
+        self.weights = dict(zip(names, integer_weights(weights), strict=True))
         sizes = [d.num_samples for d in present]
         self.identity = identify(
             seed=options.seed,
             options=options.as_dict(),
             datasets=present,
-            weights=integer_weights(weights),
+            weights=list(self.weights.values()),
         )
         self._segments = Segments(names, weights, sizes, options.rules)
         self.length = self._segments.length
@@ -297,7 +299,7 @@ def _canonical(datasets: Sequence[Dataset], mixture: MixtureSpec) -> tuple[Datas
         if len(dataset) >= _LARGEST_DATASET:
             raise ConfigurationError(
                 f"dataset {dataset.name!r} has {len(dataset)} samples, "
-                f"the limit is {_LARGEST_DATASET}"
+                f"the limit is {_LARGEST_DATASET - 1}"
             )
     ordered = sorted(datasets, key=lambda dataset: dataset.name)
     for a, b in itertools.pairwise(ordered):

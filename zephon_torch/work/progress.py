@@ -22,7 +22,6 @@ from zephon_torch.work.identity import PARTS, PlanIdentity, difference
 
 STATE_VERSION = 1
 NUM_WORDS = 16
-_KEYS = ("version", "epoch", "delivered", "lanes", "fingerprint", "description")
 _CHECKSUM_AT = 12
 
 
@@ -53,39 +52,51 @@ class Progress:
             epoch, delivered, lanes, identity.fingerprint, identity.description, identity.digests
         )
 
-    def to_dict(self) -> dict[str, int | str]:
-        """The dict form: a fresh dict of ints and strings."""
+    def to_dict(self, counted: str = "delivered") -> dict[str, int | str]:
+        """The dict form: a fresh dict of ints and strings.
+
+        Args:
+            counted: key of the count. States that count other things than delivered samples call
+                them by another name, so that none is taken for another.
+        """
         return {
             "version": STATE_VERSION,
             "epoch": self.epoch,
-            "delivered": self.delivered,
+            counted: self.delivered,
             "lanes": self.lanes,
             "fingerprint": self.fingerprint,
             "description": self.description,
         }
 
     @classmethod
-    def from_dict(cls, state: Mapping[str, Any]) -> Progress:
+    def from_dict(cls, state: Mapping[str, Any], counted: str = "delivered") -> Progress:
         """Read the dict form.
+
+        Args:
+            state: what :meth:`to_dict` made.
+            counted: key of the count.
 
         Raises:
             StateError: anything that :meth:`to_dict` cannot have made; the message names the key.
         """
         if not isinstance(state, Mapping):
-            raise StateError(f"expected the dict of a loader's state_dict(), got {_type(state)}")
-        missing = [key for key in _KEYS if key not in state]
+            raise StateError(f"expected the dict that state_dict() gives, got {_type(state)}")
+        texts = ("fingerprint", "description")
+        missing = [
+            key for key in ("version", "epoch", counted, "lanes", *texts) if key not in state
+        ]
         if missing:
             raise StateError(
-                f"the state has no {missing[0]!r}: it was not written by a zephon_torch loader "
-                f"(it has {sorted(map(str, state))[:8]})"
+                f"the state has no {missing[0]!r}: it was written by something else (it has "
+                f"{sorted(map(str, state))[:8]})"
             )
-        numbers = {key: _count(key, state[key]) for key in _KEYS[:4]}
-        _check_version(numbers.pop("version"))
-        for key in _KEYS[4:]:
+        _check_version(_count("version", state["version"]))
+        numbers = {key: _count(key, state[key]) for key in ("epoch", counted, "lanes")}
+        for key in texts:
             if not isinstance(state[key], str):
                 raise StateError(f"{key!r} in the state is {_type(state[key])}, expected a string")
         return cls(
-            *_checked(numbers),
+            *_checked(numbers, counted),
             fingerprint=_hexadecimal(state["fingerprint"]),
             description=state["description"],
         )
@@ -111,17 +122,19 @@ class Progress:
             StateError: another length or version, or a checksum that does not hold (as after a
                 cast of all tensors to bfloat16).
         """
-        if len(words) != NUM_WORDS:
-            raise StateError(f"the data progress has {len(words)} words, expected {NUM_WORDS}")
-        if _checksum(words[:_CHECKSUM_AT]) != words[_CHECKSUM_AT]:
+        is_whole = len(words) == NUM_WORDS and all(-(1 << 63) <= w < 1 << 63 for w in words)
+        if not is_whole or _checksum(words[:_CHECKSUM_AT]) != words[_CHECKSUM_AT]:
             raise StateError(
-                "the checksum of the data progress does not hold: its integers were changed, for "
-                "example by casting every tensor of a checkpoint to a float type"
+                f"the data progress in the state is not {NUM_WORDS} integers whose checksum holds: "
+                "they were changed, for example by casting every tensor of a checkpoint to a float "
+                "type, or written by something else"
             )
         _check_version(words[0])
         numbers = {"epoch": words[1], "delivered": words[2], "lanes": words[3]}
         fingerprint = b"".join(w.to_bytes(8, "little", signed=True) for w in words[4:8]).hex()
-        return cls(*_checked(numbers), fingerprint=fingerprint, digests=tuple(words[8:12]))
+        return cls(
+            *_checked(numbers, "delivered"), fingerprint=fingerprint, digests=tuple(words[8:12])
+        )
 
     def check(self, identity: PlanIdentity) -> None:
         """Compare with a plan.
@@ -148,11 +161,13 @@ class Progress:
         return f"fingerprint {self.fingerprint[:12]} then, {identity.fingerprint[:12]} now"
 
 
-def _checked(numbers: dict[str, int]) -> tuple[int, int, int]:
-    for key, minimum in (("epoch", 0), ("delivered", 0), ("lanes", 1)):
+def _checked(numbers: dict[str, int], counted: str) -> tuple[int, int, int]:
+    for key, minimum in (("epoch", 0), (counted, 0), ("lanes", 1)):
         if not minimum <= numbers[key] < 1 << 62:
-            raise StateError(f"{key!r} in the state is {numbers[key]}, expected >= {minimum}")
-    return numbers["epoch"], numbers["delivered"], numbers["lanes"]
+            raise StateError(
+                f"{key!r} in the state is {numbers[key]}, expected {minimum} or more, below 2**62"
+            )
+    return numbers["epoch"], numbers[counted], numbers["lanes"]
 
 
 def _count(key: str, value: object) -> int:

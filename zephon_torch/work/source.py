@@ -71,6 +71,9 @@ class ChunkNode(BaseNode[WorkChunk]):  # type: ignore[misc]  # torchdata has no 
     A state is a fresh dict of ints and strings. Contract: torchdata ``BaseNode`` (0.11).
     """
 
+    _counted = "chunks"  # name of the count in the state
+    _split = (1, 1)  # lanes and ranks that share out the chunks
+
     def __init__(self) -> None:
         super().__init__()
         self._epoch = self._index = 0
@@ -123,7 +126,9 @@ class ChunkNode(BaseNode[WorkChunk]):  # type: ignore[misc]  # torchdata has no 
     def get_state(self) -> dict[str, Any]:
         """Where the node stands: (epoch, chunks handed out), and the plan it belongs to."""
         epoch, index = self._place()
-        return Progress.at(self.identity, epoch=epoch, delivered=index, lanes=1).to_dict()
+        lanes, num_replicas = self._split
+        progress = Progress.at(self.identity, epoch=epoch, delivered=index, lanes=lanes)
+        return progress.to_dict(self._counted) | {"num_replicas": num_replicas}
 
     def _place(self) -> tuple[int, int]:
         """Epoch and index of the next item: the end of an epoch is the start of the next."""
@@ -132,8 +137,14 @@ class ChunkNode(BaseNode[WorkChunk]):  # type: ignore[misc]  # torchdata has no 
         return self._epoch, self._index
 
     def _read(self, state: dict[str, Any]) -> tuple[int, int]:
-        progress = Progress.from_dict(state)
+        progress = Progress.from_dict(state, self._counted)
         progress.check(self.identity)
+        if (progress.lanes, state.get("num_replicas")) != self._split:
+            raise StateError(
+                f"the state counts the chunks of lanes={progress.lanes} over "
+                f"{state.get('num_replicas')} ranks, this node has lanes={self._split[0]} over "
+                f"{self._split[1]}: split as before, or use DataLoader, whose state fits any world"
+            )
         if progress.delivered and not self._has(progress.delivered - 1):
             raise StateError(
                 f"the state says that {progress.delivered} chunks were handed out, more than an "
@@ -159,6 +170,11 @@ class WorkSource(ChunkNode):
     @abstractmethod
     def total_samples(self) -> int | float:
         """Positions of an epoch; ``math.inf`` if it never ends."""
+
+    @property
+    def is_shuffled(self) -> bool:
+        """Whether the order is anything else than that of the files."""
+        return True
 
     @property
     def num_chunks(self) -> int | float:
@@ -285,6 +301,12 @@ class StaticMixtureWorkSource(WorkSource):
     def total_samples(self) -> int | float:
         """Positions of an epoch; ``math.inf`` if it never ends."""
         return self.plan.total_samples
+
+    @property
+    def is_shuffled(self) -> bool:
+        """Whether any level of shuffling is on."""
+        levels = self.plan.options.levels
+        return levels.shards or levels.within_shard or levels.block_size is not None
 
     def pointers(self, positions: npt.ArrayLike, epoch: int = 0) -> Pointers:
         """Pointers at any positions of an epoch; see :meth:`Plan.pointers`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -103,13 +103,16 @@ class ChunkSplitter(DistributedSampler[list[Pointer]]):
             global_batch_size = checks.integer("global_batch_size", global_batch_size, minimum=1)
         self.source, self.drop_last = source, drop_last
         self.dataset = _Sized(source)  # type: ignore[assignment]
-        self.epoch, self.seed, self.shuffle = 0, source.seed, True
+        self.epoch, self.seed, self.shuffle = 0, source.seed, source.is_shuffled
         self.lanes = checks.integer("lanes", lanes, minimum=1)
         self.on_set_epoch: Callable[[int], None] | None = None
         self._batch_size, self._global_batch_size = batch_size, global_batch_size
         self.world = World(rank, num_replicas) if world is None else world
+        smallest = global_batch_size or batch_size or 1
         if rank is not None:
             self.check()
+        elif drop_last and source.total_samples < smallest:
+            self._refuse_empty_epoch(smallest)
 
     def check(self) -> None:
         """Raise if the world, the batch size and the epoch do not fit together."""
@@ -122,11 +125,14 @@ class ChunkSplitter(DistributedSampler[list[Pointer]]):
                 f"nearest sizes that can are {near}"
             )
         if self.num_steps == 0:
-            raise ConfigurationError(
-                f"an epoch has {self.source.total_samples} samples, fewer than one global batch of "
-                f"{size} ({num_replicas} ranks), and drop_last=True drops it: use a smaller batch "
-                "or drop_last=False"
-            )
+            self._refuse_empty_epoch(size)
+
+    def _refuse_empty_epoch(self, global_batch_size: int) -> NoReturn:
+        raise ConfigurationError(
+            f"an epoch has {self.source.total_samples} samples, fewer than the {global_batch_size} "
+            "of one global batch, and drop_last=True drops it: use a smaller batch or "
+            "drop_last=False"
+        )
 
     @property
     def rank(self) -> int:  # type: ignore[override]
@@ -291,6 +297,8 @@ class RankChunks(ChunkNode):
     the pieces of these lanes; their ``start`` and ``stop`` say which positions they cover.
     """
 
+    _counted = "rank_chunks"
+
     def __init__(self, splitter: ChunkSplitter) -> None:
         super().__init__()
         self._source, self._lanes = splitter.source, splitter.lanes
@@ -300,6 +308,7 @@ class RankChunks(ChunkNode):
                 f"{num_replicas} ranks cannot each own whole lanes of {self._lanes}: set lanes= to "
                 "a multiple of the number of ranks, or use DataLoader, which shares chunks"
             )
+        self._split = (self._lanes, num_replicas)
         self._per_round = self._lanes // num_replicas
         self._first_lane = rank * self._per_round
         total, round_size = self._source.total_samples, self._lanes * self._source.chunk_size

@@ -166,7 +166,7 @@ class Segments:
         if self.length is not None and self.length >= MAX_POSITION:
             raise ConfigurationError(
                 f"the plan would have {self.length:.3g} positions, the limit is "
-                f"{MAX_POSITION:.3g}: give max_samples=, or raise the smallest weight"
+                f"{MAX_POSITION:.3g}: give a smaller max_samples=, or raise the smallest weight"
             )
 
     def live(self, segment: int) -> Int64Array:

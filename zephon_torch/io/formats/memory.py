@@ -15,7 +15,7 @@ class MemoryReader:
     """Reads items [start, start + num_samples) of an object with ``__getitem__``.
 
     An object with ``__getitems__`` (torch's convention) gets all numbers of a call at once. What
-    the object raises passes through unchanged.
+    the object raises passes through, with a note that names the record.
     """
 
     def __init__(self, samples: Any, start: int, num_samples: int, shard: str) -> None:
@@ -31,13 +31,25 @@ class MemoryReader:
         numbers = (samples + self._start).tolist()
         if getattr(self._samples, "__getitems__", None):
             return self._read_at_once(numbers)
-        return [self._samples[number] for number in numbers]
+        items: list[Any] = []
+        try:
+            for number in numbers:
+                items.append(self._samples[number])  # noqa: PERF401 - tells which one failed
+        except Exception as error:
+            error.add_note(f"at record {numbers[len(items)] - self._start} of {self._shard}")
+            raise
+        return items
 
     def close(self) -> None:
         """Nothing to let go of."""
 
     def _read_at_once(self, numbers: list[int]) -> list[Any]:
-        items = list(self._samples.__getitems__(numbers))
+        try:
+            items = list(self._samples.__getitems__(numbers))
+        except Exception as error:
+            records = ", ".join(str(number - self._start) for number in numbers)
+            error.add_note(f"at one of the records {records} of {self._shard}")
+            raise
         if len(items) != len(numbers):
             raise DatasetError(
                 f"{self._shard}: __getitems__ of {type(self._samples).__name__} returned "
