@@ -13,6 +13,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cache, lru_cache
 from itertools import pairwise
 from math import gcd, isqrt, lcm
 
@@ -50,9 +51,13 @@ def permute(x: int, n: int, key: int) -> int:
 
 
 def ranked(x: int, n: int, key: int) -> int:
+    return by_hash(n, key).index(x)
+
+
+@lru_cache(maxsize=64)
+def by_hash(n: int, key: int) -> list[int]:
     k = mix(key)
-    order = sorted(range(n), key=lambda j: (mix((k + j) % WORD), j))
-    return order.index(x)
+    return sorted(range(n), key=lambda j: (mix((k + j) % WORD), j))
 
 
 def feistel(x: int, n: int, key: int, rounds: int = 12) -> int:
@@ -207,6 +212,7 @@ def primes() -> Iterator[int]:
         candidate += 1
 
 
+@cache
 def alpha(depth: int) -> int:
     """Fractional part of the square root of a prime, in 64 bits."""
     number = min(depth, 63)

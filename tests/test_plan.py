@@ -108,7 +108,7 @@ def told(plan: Plan, pointers: Pointers) -> list[oracle.Pointer]:
     ]
 
 
-@settings(max_examples=200)
+@settings(max_examples=150)
 @given(setups(), st.integers(0, 5))
 def test_every_pointer_equals_the_oracle(setup: Setup, epoch: int) -> None:
     source, expected = setup.source(), setup.oracle()
@@ -130,7 +130,7 @@ def test_every_pointer_equals_the_oracle(setup: Setup, epoch: int) -> None:
         assert {n: c for n, c in chunk.counts.items() if c} == {n: names.count(n) for n in names}
 
 
-@settings(max_examples=100)
+@settings(max_examples=70)
 @given(setups(), st.integers(0, 3), st.data())
 def test_any_positions_in_any_order_from_a_fresh_plan(
     setup: Setup, epoch: int, data: st.DataObject
@@ -145,7 +145,7 @@ def test_any_positions_in_any_order_from_a_fresh_plan(
         assert told(plan, plan.pointers(asked[:2], epoch + 1)) == [other[p] for p in asked[:2]]
 
 
-@settings(max_examples=100)
+@settings(max_examples=70)
 @given(setups(), st.integers(0, 3), st.data())
 def test_a_sample_stands_exactly_where_the_oracle_has_it(
     setup: Setup, epoch: int, data: st.DataObject
@@ -191,7 +191,7 @@ def test_counts_at_chunk_ends_and_at_the_end(setup: Setup, epoch: int) -> None:
         }
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(setups())
 def test_unseen_and_never_seen_samples_are_counted(setup: Setup) -> None:
     expected = setup.oracle()
@@ -212,7 +212,7 @@ def test_unseen_and_never_seen_samples_are_counted(setup: Setup) -> None:
         # many epochs: what is left over is never seen
         seen: set[tuple[int, int]] = set()
         orders = set()
-        for epoch in range(40):
+        for epoch in range(25):
             order = tuple(at[1:3] for at in expected.pointers(epoch) if at[0] == name)
             orders.add(order)
             seen.update(order)
