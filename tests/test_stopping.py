@@ -199,6 +199,39 @@ def test_huge_redistribution_uses_every_sample_once(entries: list[tuple[int, int
         assert (at <= limits).all()
 
 
+@pytest.mark.parametrize(
+    ("sizes", "weights"),
+    [
+        ({"a": 10**15, "b": 5}, {"a": 1, "b": 1e-20}),
+        ({"a": 10**15, "b": 40, "c": 10**14}, {"a": 1, "b": 2.1e-14, "c": 0.05}),
+    ],
+)
+def test_redistribution_with_weights_finer_than_a_unit(
+    sizes: dict[str, int], weights: dict[str, float]
+) -> None:
+    closed = segments(sizes, weights, exhausted_policy="redistribute")
+    assert closed.length == sum(sizes.values())
+    assert closed.counts(closed.length).tolist() == list(sizes.values())
+
+
+@settings(max_examples=20)
+@given(st.integers(50, 250), st.integers(0, 2**60), st.sampled_from([1, 10, 10**9]))
+def test_many_datasets_depart_one_after_the_other(num: int, key: int, scale: int) -> None:
+    draws = [oracle.subkey(key, i) for i in range(2 * num)]
+    sizes = {f"{i:03}": 1 + draw % (5 * scale) for i, draw in enumerate(draws[:num])}
+    weights = {name: 1 + draw % 100 for name, draw in zip(sizes, draws[num:], strict=True)}
+    closed = segments(sizes, weights, exhausted_policy="redistribute")
+    assert closed.length == sum(sizes.values())
+    assert closed.counts(closed.length).tolist() == list(sizes.values())
+    assert len(closed.start) == num
+    assert (np.diff(closed.start) > 0).all()
+    for segment, start in enumerate(closed.start.tolist()):
+        used = closed.counts(start)
+        live = [i for i, size in enumerate(sizes.values()) if used[i] < size]
+        assert closed.live(segment).tolist() == live
+        assert (used <= list(sizes.values())).all() and len(live) == num - segment
+
+
 def test_weights_beyond_integers_redistribute_too() -> None:
     sizes = {"a": 30, "b": 30, "c": 30}
     weights = {"a": Fraction(1, 10**20 + 39), "b": 1, "c": Fraction(1, 3)}
