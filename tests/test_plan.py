@@ -17,7 +17,7 @@ from test_stopping import rules
 
 from zephon_torch.errors import ConfigurationError
 from zephon_torch.io import Dataset
-from zephon_torch.work import StaticMixtureWorkSource
+from zephon_torch.work import StaticMixtureWorkSource, composition, order
 from zephon_torch.work.describe import summarize
 from zephon_torch.work.plan import Plan, Pointers
 
@@ -145,6 +145,27 @@ def test_any_positions_in_any_order_from_a_fresh_plan(
         assert told(plan, plan.pointers(asked[:2], epoch + 1)) == [other[p] for p in asked[:2]]
 
 
+@settings(max_examples=40)
+@given(setups(), st.data())
+def test_what_is_kept_and_computed_at_once_does_not_show(setup: Setup, data: st.DataObject) -> None:
+    expected = [setup.oracle().pointers(epoch) for epoch in range(2)]
+    length = len(expected[0])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(order, "_TABLE_CELLS", 1)
+        patch.setattr(composition, "_CELLS_AT_ONCE", data.draw(st.sampled_from([1, 12])))
+        patch.setattr(composition, "_LABELS_KEPT", data.draw(st.sampled_from([1, 100])))
+        patch.setattr(composition, "_MANY_LEAVES", data.draw(st.sampled_from([1, 2, 128])))
+        plan = setup.source().plan
+        for epoch in (0, 1, 0):
+            asked = data.draw(st.permutations(range(length)))
+            found = told(plan, plan.pointers(asked, epoch))
+            assert found == [expected[epoch][p] for p in asked]
+        name, shard, sample, _ = expected[1][-1]
+        assert plan.positions(name, shard, sample, 1, stop=length).tolist() == [
+            p for p, at in enumerate(expected[1]) if at[:3] == (name, shard, sample)
+        ]
+
+
 @settings(max_examples=70)
 @given(setups(), st.integers(0, 3), st.data())
 def test_a_sample_stands_exactly_where_the_oracle_has_it(
@@ -213,9 +234,9 @@ def test_unseen_and_never_seen_samples_are_counted(setup: Setup) -> None:
         seen: set[tuple[int, int]] = set()
         orders = set()
         for epoch in range(25):
-            order = tuple(at[1:3] for at in expected.pointers(epoch) if at[0] == name)
-            orders.add(order)
-            seen.update(order)
+            drawn_order = tuple(at[1:3] for at in expected.pointers(epoch) if at[0] == name)
+            orders.add(drawn_order)
+            seen.update(drawn_order)
             if len(seen) == size:
                 break
         if summary.never_seen or len(orders) == 1:

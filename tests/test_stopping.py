@@ -214,7 +214,7 @@ def test_redistribution_with_weights_finer_than_a_unit(
     assert closed.counts(closed.length).tolist() == list(sizes.values())
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(st.integers(50, 250), st.integers(0, 2**60), st.sampled_from([1, 10, 10**9]))
 def test_many_datasets_depart_one_after_the_other(num: int, key: int, scale: int) -> None:
     draws = [oracle.subkey(key, i) for i in range(2 * num)]
