@@ -124,9 +124,7 @@ class _Walk:
         self.check_end()
 
     def check_end(self) -> None:
-        assert self._at % self._length == 0, (
-            f"a loop ended at item {self._at} of {self._length}"
-        )
+        assert self._at % self._length == 0, f"a loop ended at item {self._at} of {self._length}"
         self._loop = None
 
 
