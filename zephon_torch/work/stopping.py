@@ -221,7 +221,6 @@ class Segments:
     def _departures(self, sizes: Sequence[int]) -> None:
         live, used = list(range(len(sizes))), np.zeros(len(sizes), np.int64)
         left = np.array(sizes, np.int64)
-        share = np.array([float(w / max(self._weights)) for w in self._weights])
         starts, before, position = [], [], 0
         self._live = []
         while live:
@@ -231,8 +230,9 @@ class Segments:
             before.append(used.copy())
             tree, here = self.tree(segment), np.array(live)
             # n_i(p) is within 2 of its share, so only these can be the first to run out
-            soonest = (left[here] + 3) / share[here]
-            able = np.flatnonzero((left[here] - 3) / share[here] <= soonest.min() * (1 + 1e-9))
+            share = tree.weight[: tree.num_leaves] / tree.weight[tree.root]
+            soonest = (left[here] + 3) / share
+            able = np.flatnonzero((left[here] - 3) / share <= soonest.min() * (1 + 1e-9))
             length = min(tree.position(int(j), int(left[here[j]])) for j in able)
             counts = tree.counts(np.array([length]))[0]
             used[here] += counts
