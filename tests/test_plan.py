@@ -187,6 +187,29 @@ def test_a_sample_stands_exactly_where_the_oracle_has_it(
         assert plan.positions(name, shard, sample, epoch).tolist() == wanted
 
 
+@pytest.mark.parametrize("policy", ["redistribute", "stop", "repeat"])
+@pytest.mark.parametrize("interleave", ["balanced", "shuffle"])
+@pytest.mark.parametrize("chunk_size", [5, 16, 100])
+def test_every_sample_is_found_at_all_its_places(
+    policy: str, interleave: str, chunk_size: int
+) -> None:
+    setup = Setup(
+        {"a": [3, 2], "b": [1], "c": [4, 0, 4], "d": [9]},
+        {"a": 3, "b": 1, "c": 0.5, "d": 2},
+        chunk_size=chunk_size,
+        interleave=interleave,
+        rules={"exhausted_policy": policy, "max_samples": 60},
+    )
+    plan = setup.source().plan
+    for epoch in (0, 2):
+        pointers = setup.oracle().pointers(epoch)
+        places: dict[tuple[str, int, int], list[int]] = {}
+        for position, (name, shard, sample, _) in enumerate(pointers):
+            places.setdefault((name, shard, sample), []).append(position)
+        for at, expected in places.items():
+            assert plan.positions(*at, epoch).tolist() == expected
+
+
 @settings(max_examples=40)
 @given(setups(), st.randoms(use_true_random=False))
 def test_the_order_of_the_list_has_no_effect(setup: Setup, random: Any) -> None:
