@@ -19,14 +19,14 @@ order. ``key`` is ``text_key("zephon_torch/interleave/1", str(seed))``.
     - ``phase = Q + ((fraction >> 32) * (2**32 - 2 * Q) >> 32)``;
     - before its n-th item (counted from 0), ``heavy(n) = (n * rate + phase) >> 32`` items have gone
       to the heavy child; item n goes there if ``heavy(n + 1) > heavy(n)``;
-    - heavy(Q) is q, or one less, or one more. If it is one less, one of the ``Q - heavy(Q)`` items
-      that went to the light child goes to the heavy one instead; if it is one more, one of the
-      heavy(Q) the other way. It is the m-th of these (counted from 0), where m is
-      ``(mix(fraction) >> 32) * (their number) >> 32``.
+    - heavy(Q) is q, or one less, or one more. If it is one less, one of the ``a = Q - heavy(Q)``
+      items that went to the light child goes to the heavy one instead; if it is one more, one of
+      the ``a = heavy(Q)`` the other way. It is one of the last sixteenth of these: the m-th of them
+      (counted from 0), ``m = a - 1 - ((mix(fraction) >> 32) * ceil(a / 16) >> 32)``.
 
-    The phase keeps each node's rate all through the chunk. (To scale the rate to the quota instead
-    would let the phases of chunks drift apart towards the middle of the chunk, together with the
-    rounding of the quotas, and so bunch up again what they had spread.)
+    So each node keeps its rate through nearly all of the chunk, and what the phases have spread over
+    the lanes stays spread. (Scaling the rate to the quota, or flipping anywhere in the chunk, lets
+    lanes bunch up again towards its middle or its end, with the rounding of the quotas.)
 ``shuffle``
     Offset o takes the label at place ``permute(o, n, subkey(key, first position))`` of the n labels
     of the piece sorted by dataset: a uniform shuffle with exact quotas.
@@ -47,6 +47,7 @@ _PRIMES = [p for p in range(2, 312) if all(p % q for q in range(2, math.isqrt(p)
 _ALPHA = np.array([math.isqrt(p << 128) & ((1 << 64) - 1) for p in _PRIMES], U)
 _ONE = 1 << 32
 _S32 = U(32)
+_LATE_PART = 16  # a flipped item is one of the last 1/16: late enough, and not all at one offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +213,10 @@ def _flipped(
     from_heavy: npt.NDArray[np.bool_],
 ) -> Int64Array:
     """Number of the item that goes to the other child than by the rate."""
-    choices = np.where(from_heavy, by_rate, quota - by_rate).astype(U)
-    chosen = (((mix(fraction) >> _S32) * choices) >> _S32).astype(np.int64)
+    choices = np.where(from_heavy, by_rate, quota - by_rate)
+    last_part = -(-choices // _LATE_PART)
+    from_end = ((mix(fraction) >> _S32) * last_part.astype(U)) >> _S32
+    chosen = choices - 1 - from_end.astype(np.int64)
     return np.where(from_heavy, _item(chosen, rate, phase, True), _item(chosen, rate, phase, False))
 
 
