@@ -177,9 +177,17 @@ def stop_if_orphaned(launcher: int) -> None:
         sys.exit("torchrun is gone")
 
 
+def leave() -> None:
+    """Exit at once: gloo's threads outlive DDP, and may abort a Python that is shutting down."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
 def num_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
 if __name__ == "__main__":
     main()
+    leave()
