@@ -257,9 +257,10 @@ def node_ways(node: Node, of_node: int, of_heavy: int, fraction: int) -> list[bo
     missing = of_heavy - sum(ways)
     assert missing in (-1, 0, 1)
     if missing:
-        # one of those that went the wrong way goes the other way
+        # one of the last sixteenth of those that went the wrong way goes the other way
         wrong = [n for n, to_heavy in enumerate(ways) if to_heavy == (missing == -1)]
-        flipped = wrong[(mix(fraction) >> 32) * len(wrong) >> 32]
+        late = (len(wrong) + 15) // 16
+        flipped = wrong[-1 - ((mix(fraction) >> 32) * late >> 32)]
         ways[flipped] = not ways[flipped]
     return ways
 

@@ -142,7 +142,7 @@ LANES, CHUNK, GLOBAL_BATCH = 512, 16384, 1024
 FIVE = {"a": 50, "b": 30, "c": 15, "d": 4, "e": 1}
 TWENTY = {f"{i:02}": 10.0 ** (-4 * i / 19) for i in range(20)}
 OBSERVED = {  # worst |count - w_i G| in the first 256 global batches
-    ("five", "balanced"): 8.0,
+    ("five", "balanced"): 7.2,
     ("five", "shuffle"): 64.2,
     ("twenty", "balanced"): 16.1,
     ("twenty", "shuffle"): 57.7,
@@ -189,8 +189,13 @@ def test_lanes_in_lockstep_stay_near_the_mixture_all_through_a_round(
     lockstep: tuple[str, np.ndarray, np.ndarray],
 ) -> None:
     _, balanced, shuffled = lockstep
-    assert balanced.max() <= 24
-    assert balanced.max() <= shuffled.max() / 2
+    # in the last sixteenth of the chunks one item a node is moved, to meet their quotas
+    until_then = balanced[: len(balanced) * 15 // 16]
+    assert until_then.max() <= 24
+    assert until_then.max() <= shuffled.max() / 2
+    assert balanced.max() <= 26
+    assert (balanced > 24).any(axis=1).mean() <= 0.001
+    assert np.sqrt((balanced**2).mean(axis=0)).max() <= 6
 
 
 def test_a_round_in_lockstep_is_steadier_than_shuffled_labels(
