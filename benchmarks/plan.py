@@ -110,7 +110,7 @@ def steps() -> None:
                 work, batch_size=32, rank=world // 2, num_replicas=world, lanes=lanes
             )
             starts = [10**9 + i * splitter.global_batch_size for i in range(512)]
-            ms = milliseconds(lambda s=splitter, at=starts: s._items(0, at, s.lanes), 5)
+            ms = milliseconds(lambda s=splitter, at=starts: s.slab(0, at, s.lanes), 5)
             one = milliseconds(lambda s=splitter: s.pointers(10**6))
             what = f"D={num_datasets:<3} lanes={lanes:<4} world={world:<4}"
             print(f"  {what} {ms:6.1f}; one step {one:.2f}")

@@ -73,4 +73,8 @@ def _as_dataset(name: str | None, value: Any) -> Dataset:
             "it cannot be resumed at a sample. Give a map-style dataset (with __len__ and "
             "__getitem__), or files with zephon_torch.io.Dataset.from_path"
         )
+    if isinstance(value, str | bytes):
+        raise ConfigurationError(
+            f"{value!r} is text, not a dataset: read files with zephon_torch.io.Dataset.from_path"
+        )
     return Dataset.from_torch(_SINGLE if name is None else name, value)

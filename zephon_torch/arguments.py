@@ -37,12 +37,21 @@ def check_engine(num_workers: int, num_threads: int | None, prefetch_factor: int
         ("num_threads", num_threads, 0),
         ("prefetch_factor", prefetch_factor, 1),
     ):
-        if value is not None:
+        if value is not None or name == "num_workers":
             checks.integer(name, value, minimum=minimum)
     if num_workers and num_threads is not None:
         raise ConfigurationError(
             f"num_workers={num_workers} and num_threads={num_threads}: use processes or threads"
         )
+
+
+def check_functions(*, transform: Any, takes_rng: bool, collate_fn: Any) -> None:
+    """Refuse what cannot be called."""
+    for name, value in (("transform", transform), ("collate_fn", collate_fn)):
+        if value is not None and not callable(value):
+            raise ConfigurationError(f"{name} is {value!r}: expected a function")
+    if takes_rng and transform is None:
+        raise ConfigurationError("takes_rng=True without a transform: give transform=")
 
 
 def per_rank_batch_size(batch_size: int | None, global_batch_size: int | None) -> int | None:

@@ -165,7 +165,7 @@ class Cursor:
                     f"set_epoch({epoch}) after a state of epoch {loaded} was loaded and before its "
                     "first batch: the checkpoint wins, the run goes on in epoch "
                     f"{loaded}",
-                    stacklevel=3,
+                    stacklevel=4,
                 )
             return
         if self._delivered == 0:

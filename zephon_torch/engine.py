@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.utils.data
+from torch._utils import ExceptionWrapper
 
 from zephon_torch.errors import WorkerError
 from zephon_torch.nodes.pipeline import Pipeline
@@ -28,7 +29,8 @@ class Run(Protocol):
     """One pass over work items.
 
     ``next()`` gives (item, batch) in order. What reading or user code raised is raised at the batch
-    it belongs to, and the next call goes on with the batch after it.
+    it belongs to, and the next call goes on with the batch after it. An interrupt (Ctrl-C) loses
+    nothing: the next call gives the batch that was interrupted.
     """
 
     def __next__(self) -> tuple[WorkItem, Any]:
@@ -99,10 +101,19 @@ class InlineEngine:
 class _InlineRun:
     def __init__(self, pipeline: Pipeline, items: Iterator[WorkItem]) -> None:
         self._pipeline, self._items = pipeline, items
+        self._item: WorkItem | None = None
 
     def __next__(self) -> tuple[WorkItem, Any]:
-        item = next(self._items)
-        return item, self._pipeline(item)
+        if self._item is None:
+            self._item = next(self._items)
+        item = self._item
+        try:
+            batch = self._pipeline(item)
+        except Exception:
+            self._item = None
+            raise
+        self._item = None
+        return item, batch
 
     def close(self) -> None:
         pass
@@ -169,12 +180,15 @@ class _ThreadRun:
         if not self._in_flight:
             raise StopIteration
         item, future = self._in_flight[0]
-        error = future.exception()  # an interrupt here leaves the batch in its place
+        try:
+            batch = future.result()
+            if self._finish_here:
+                batch = self._pipeline.finish(item, batch)
+        except Exception:
+            self._in_flight.popleft()
+            raise
         self._in_flight.popleft()
-        if error is not None:
-            raise error
-        result = future.result()
-        return item, self._pipeline.finish(item, result) if self._finish_here else result
+        return item, batch
 
     def close(self) -> None:
         while self._in_flight:
@@ -211,15 +225,14 @@ class WorkerEngine:
 
     def run(self, items: Iterator[WorkItem]) -> Run:
         """Begin a pass; starts the processes, or wakes the persistent ones."""
-        self._feed.items = items
-        self._feed.handed_out = deque()
+        self._feed.handing = _Handing(items)
         if self._loader is None:
             self._loader = self._make_loader()
         elif not self._options.persistent_workers:
             self._shut_down()
         iterator = iter(self._loader)
         self._iterator = weakref.ref(iterator)
-        return _WorkerRun(self, iterator, self._feed.handed_out)
+        return _WorkerRun(self, self._pipeline, iterator, self._feed.handing.out)
 
     def _make_loader(self) -> torch.utils.data.DataLoader[Any]:
         options = self._options
@@ -253,27 +266,49 @@ class WorkerEngine:
 
 
 class _WorkerRun:
-    def __init__(self, engine: WorkerEngine, batches: Any, handed_out: deque[WorkItem]) -> None:
-        self._engine, self._batches, self._handed_out = engine, batches, handed_out
+    """Pairs what comes back from the workers with the items that went out, by their start.
+
+    What torch's iterator itself raises (a time-out, a signal handler's exception in the middle of
+    it) belongs to no batch. If it makes torch lose a batch, that one is made here.
+    """
+
+    def __init__(
+        self, engine: WorkerEngine, pipeline: Pipeline, results: Any, handed_out: deque[WorkItem]
+    ) -> None:
+        self._engine, self._pipeline, self._results = engine, pipeline, results
+        self._handed_out = handed_out
+        self._early: _Result | None = None
         self._dead: WorkerError | None = None
 
     def __next__(self) -> tuple[WorkItem, Any]:
         if self._dead is not None:
             raise self._dead
+        if self._early is None:
+            self._early = self._receive()
+        if not self._handed_out:
+            raise StopIteration
+        item = self._handed_out[0]
         try:
-            batch = next(self._batches)
-        except StopIteration:
-            raise
-        except RuntimeError as error:
-            if str(error).startswith("DataLoader worker"):
-                self._die(error)
-            if not str(error).startswith("DataLoader timed out"):  # else its batch is still to come
-                self._handed_out.popleft()
-            raise
+            if self._early is None or self._early.start != item.start:
+                batch = self._pipeline(item)
+            else:
+                result, self._early = self._early, None
+                batch = result.batch_or_raise()
         except Exception:
             self._handed_out.popleft()
             raise
-        return self._handed_out.popleft(), batch
+        self._handed_out.popleft()
+        return item, batch
+
+    def _receive(self) -> _Result | None:
+        try:
+            return _Result(*next(self._results))
+        except StopIteration:
+            return None
+        except RuntimeError as error:
+            if str(error).startswith("DataLoader worker"):
+                self._die(error)
+            raise
 
     def _die(self, error: RuntimeError) -> None:
         self._engine.close()
@@ -284,31 +319,68 @@ class _WorkerRun:
         raise self._dead from error
 
     def close(self) -> None:
-        self._batches = iter(())
+        self._results = iter(())
+        self._handed_out.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """What a worker made of the item that begins at `start`: a batch or an error."""
+
+    start: int
+    batch: Any
+    error: ExceptionWrapper | None
+
+    def batch_or_raise(self) -> Any:
+        if self.error is not None:
+            self.error.reraise()  # type: ignore[no-untyped-call]
+        return self.batch
+
+
+class _Handing:
+    """Iterates over work items and notes what goes out; goes on after an exception in the items."""
+
+    def __init__(self, items: Iterator[WorkItem]) -> None:
+        self._items = items
+        self.out: deque[WorkItem] = deque()
+
+    def __iter__(self) -> Iterator[WorkItem]:
+        return self
+
+    def __next__(self) -> WorkItem:
+        item = next(self._items)
+        self.out.append(item)
+        return item
 
 
 class _Feed:
-    """What torch takes for a sampler: the work items of the current run, noted as they go out."""
+    """What torch takes for a sampler: the work items of the current run."""
 
-    items: Iterator[WorkItem]
-    handed_out: deque[WorkItem]
+    handing: _Handing
 
     def __iter__(self) -> Iterator[WorkItem]:
-        handed_out = self.handed_out
-        for item in self.items:
-            handed_out.append(item)
-            yield item
+        return self.handing
 
 
 class _Batches(torch.utils.data.Dataset[Any]):
-    """What torch takes for a map-style dataset: its keys are work items, its values batches."""
+    """What torch takes for a map-style dataset: its keys are work items.
+
+    Its values are (start, batch, error): an error travels as a value, so that it stays with its
+    batch whatever else torch's iterator raises.
+    """
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
 
-    def __getitem__(self, item: WorkItem) -> Any:
-        return self._pipeline(item)
+    def __getitem__(self, item: WorkItem) -> tuple[int, Any, ExceptionWrapper | None]:
+        try:
+            return item.start, self._pipeline(item), None
+        except Exception:
+            worker = torch.utils.data.get_worker_info()
+            where = f"in DataLoader worker process {worker.id if worker else 0}"
+            error = ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
+            return item.start, None, error
 
 
-def _as_is(batch: Any) -> Any:
-    return batch
+def _as_is(result: Any) -> Any:
+    return result

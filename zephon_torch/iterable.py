@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import torch.utils.data
 
+from zephon_torch import checks
 from zephon_torch.errors import StaleIteratorError, StateError
 from zephon_torch.nodes.fetch import Fetcher
 from zephon_torch.nodes.transform import Transform
-from zephon_torch.work.progress import Progress
+from zephon_torch.work.progress import MAX_EPOCH, Progress
 from zephon_torch.work.source import WorkSource
 from zephon_torch.world import World
 
@@ -92,6 +93,7 @@ class WorkSourceDataset(torch.utils.data.IterableDataset[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Begin `epoch` at the next iteration; no effect if it is the current one."""
+        epoch = checks.integer("epoch", epoch, minimum=0, maximum=MAX_EPOCH)
         if epoch != self._epoch:
             self._epoch, self._taken, self._resumes = epoch, 0, False
 

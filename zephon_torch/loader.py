@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 import torch.utils.data
 
-from zephon_torch import checks
 from zephon_torch.adopt import as_source
 from zephon_torch.arguments import (
     check_engine,
+    check_functions,
     per_rank_batch_size,
     refuse_torch_arguments,
 )
 from zephon_torch.cursor import Cursor
 from zephon_torch.engine import Run, WorkerOptions, make_engine
-from zephon_torch.errors import ConfigurationError, StaleIteratorError
+from zephon_torch.errors import StaleIteratorError
 from zephon_torch.nodes.batch import Collate
 from zephon_torch.nodes.fetch import Fetcher
 from zephon_torch.nodes.pipeline import Pipeline
@@ -144,8 +144,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             sampler=sampler, batch_sampler=batch_sampler, generator=generator, in_order=in_order
         )
         check_engine(num_workers, num_threads, prefetch_factor)
-        if takes_rng and transform is None:
-            raise ConfigurationError("takes_rng=True without a transform: give transform=")
+        check_functions(transform=transform, takes_rng=takes_rng, collate_fn=collate_fn)
         source = as_source(dataset, mixture=mixture, seed=seed, shuffle=shuffle)
         splitter = ChunkSplitter(
             source,
@@ -271,7 +270,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
         Not needed: epochs follow each other by themselves.
         """
-        self._cursor.set_epoch(checks.integer("epoch", epoch, minimum=0))
+        self._splitter.set_epoch(epoch)
 
     @property
     def progress(self) -> Progress:

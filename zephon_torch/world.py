@@ -108,6 +108,8 @@ def _check_rank(rank: int, num_replicas: int) -> None:
 def _check_mesh(mesh: DeviceMesh, rank: int | None) -> None:
     if rank is not None:
         raise WorldError("give either a mesh or rank and num_replicas, not both")
+    if not hasattr(mesh, "get_local_rank"):
+        raise WorldError(f"mesh is {mesh!r}: expected a torch DeviceMesh")
     if mesh.ndim != 1:
         raise WorldError(
             f"the mesh has dimensions {mesh.mesh_dim_names or mesh.ndim}: give the data-parallel "

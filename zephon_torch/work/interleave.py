@@ -25,8 +25,8 @@ order. ``key`` is ``text_key("zephon_torch/interleave/1", str(seed))``.
       (counted from 0), ``m = a - 1 - ((mix(fraction) >> 32) * ceil(a / 16) >> 32)``.
 
     So each node keeps its rate through nearly all of the chunk, and what the phases have spread
-    over the lanes stays spread. (Scaling the rate to the quota, or flipping anywhere in the chunk, lets
-    lanes bunch up again towards its middle or its end, with the rounding of the quotas.)
+    over the lanes stays spread. (Scaling the rate to the quota, or flipping anywhere in the chunk,
+    lets lanes bunch up again towards its middle or its end, with the rounding of the quotas.)
 ``shuffle``
     Offset o takes the label at place ``permute(o, n, subkey(key, first position))`` of the n labels
     of the piece sorted by dataset: a uniform shuffle with exact quotas.

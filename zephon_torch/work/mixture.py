@@ -83,10 +83,12 @@ def _as_fraction(weight: object) -> Fraction | None:
         return Fraction(int(weight))
     if isinstance(weight, Rational):
         return Fraction(weight)
+    if isinstance(weight, Decimal):
+        return Fraction(weight) if weight.is_finite() else None
     if not math.isfinite(weight):
         return None
     # str, not repr: numpy's repr carries the type, its str is the shortest text at that precision
-    return Fraction(weight) if isinstance(weight, Decimal) else Fraction(str(weight))
+    return Fraction(str(weight))
 
 
 def integer_weights(weights: Sequence[Fraction], limit: int = TOTAL_LIMIT) -> list[int]:

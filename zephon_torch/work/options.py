@@ -40,8 +40,12 @@ class PlanOptions:
     interleave: Interleave
 
     def __post_init__(self) -> None:
-        checks.integer("seed", self.seed)
-        checks.integer("chunk_size", self.chunk_size, minimum=1, maximum=_LARGEST_CHUNK)
+        chunk_size = checks.integer(
+            "chunk_size", self.chunk_size, minimum=1, maximum=_LARGEST_CHUNK
+        )
+        # plain ints from here on, whatever integers were given
+        object.__setattr__(self, "seed", checks.integer("seed", self.seed))
+        object.__setattr__(self, "chunk_size", chunk_size)
         if self.interleave not in get_args(Interleave):
             raise ConfigurationError(
                 f'interleave is {self.interleave!r}: expected "balanced" or "shuffle"'

@@ -82,7 +82,8 @@ class ShuffleLevels:
                 f"shuffle_block_size is {size!r}: expected None, an integer >= 1, "
                 '"auto" or "global"'
             )
-        checks.integer("shuffle_block_size", size, minimum=1)
+        size = checks.integer("shuffle_block_size", size, minimum=1, maximum=MAX_N)
+        object.__setattr__(self, "block_size", size)
 
 
 class SampleOrder:

@@ -22,6 +22,7 @@ from zephon_torch.work.identity import PARTS, PlanIdentity, difference
 
 STATE_VERSION = 1
 NUM_WORDS = 16
+MAX_EPOCH = (1 << 62) - 1
 _CHECKSUM_AT = 12
 
 

@@ -7,6 +7,7 @@ either find what they expect. It has no position: where a run stands is the load
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
@@ -21,9 +22,11 @@ from zephon_torch.work.delivery import items_of, positions_of, rank_places
 from zephon_torch.work.identity import PlanIdentity
 from zephon_torch.work.permutation import Int64Array
 from zephon_torch.work.plan import Pointers
+from zephon_torch.work.progress import MAX_EPOCH
 from zephon_torch.work.source import ChunkNode, WorkChunk, WorkSource
 from zephon_torch.world import World
 
+_MAX_LANES = 1 << 30
 _SLAB = 16384  # positions whose pointers are computed at once
 _FIRST_SLAB_STEPS = 8  # the first slab is short: a resumed run should start at once
 
@@ -104,7 +107,7 @@ class ChunkSplitter(DistributedSampler[list[Pointer]]):
         self.source, self.drop_last = source, drop_last
         self.dataset = _Sized(source)  # type: ignore[assignment]
         self.epoch, self.seed, self.shuffle = 0, source.seed, source.is_shuffled
-        self.lanes = checks.integer("lanes", lanes, minimum=1)
+        self.lanes = checks.integer("lanes", lanes, minimum=1, maximum=_MAX_LANES)
         self.on_set_epoch: Callable[[int], None] | None = None
         self._batch_size, self._global_batch_size = batch_size, global_batch_size
         self.world = World(rank, num_replicas) if world is None else world
@@ -211,6 +214,7 @@ class ChunkSplitter(DistributedSampler[list[Pointer]]):
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration; a loader that owns this splitter follows."""
+        epoch = checks.integer("epoch", epoch, minimum=0, maximum=MAX_EPOCH)
         if self.on_set_epoch is not None:
             self.on_set_epoch(epoch)
         else:
@@ -233,21 +237,14 @@ class ChunkSplitter(DistributedSampler[list[Pointer]]):
         self.check()
         if not 0 <= step < self.num_steps:
             raise IndexError(f"step {step} of an epoch of {self.num_steps} steps")
-        return self._items(epoch, [step * self.global_batch_size], self.lanes)[0]
+        return self.slab(epoch, [step * self.global_batch_size], self.lanes)[0]
 
     def items(self, epoch: int, delivered: int) -> Iterator[WorkItem]:
         """This rank's work from `delivered` to the end of an epoch, computed in slabs."""
         self.check()
-        size, lanes = self.global_batch_size, self.lanes
-        left = self.steps_between(delivered, self.source.total_samples)
-        steps = _FIRST_SLAB_STEPS
-        while left > 0:
-            steps = int(min(steps, left))
-            yield from self._items(epoch, [delivered + size * i for i in range(steps)], lanes)
-            delivered, left = delivered + size * steps, left - steps
-            steps = max(1, _SLAB // self.batch_size)
+        return _Items(self, epoch, delivered)
 
-    def _items(self, epoch: int, starts: Sequence[int], lanes: int) -> list[WorkItem]:
+    def slab(self, epoch: int, starts: Sequence[int], lanes: int) -> list[WorkItem]:
         """Work of the global batches that begin at `starts`, in one computation."""
         size, total = self.global_batch_size, self.source.total_samples
         sizes = [int(min(size, total - start)) for start in starts]
@@ -288,6 +285,32 @@ class ChunkSplitter(DistributedSampler[list[Pointer]]):
         size = self._global_batch_size or self._batch_size
         what = "global_batch_size" if self._global_batch_size else "batch_size"
         return f"ChunkSplitter({self.source!r}, {what}={size}, lanes={self.lanes})"
+
+
+class _Items(Iterator[WorkItem]):
+    """Work items of one rank, in slabs. An exception moves nothing: the next call tries again."""
+
+    def __init__(self, splitter: ChunkSplitter, epoch: int, delivered: int) -> None:
+        self._splitter, self._epoch, self._delivered = splitter, epoch, delivered
+        self._size, self._lanes = splitter.global_batch_size, splitter.lanes
+        self._left = splitter.steps_between(delivered, splitter.source.total_samples)
+        self._steps = _FIRST_SLAB_STEPS
+        self._ready: deque[WorkItem] = deque()
+
+    def __next__(self) -> WorkItem:
+        if not self._ready:
+            self._compute()
+        return self._ready.popleft()
+
+    def _compute(self) -> None:
+        steps = int(min(self._steps, self._left))
+        if steps <= 0:
+            raise StopIteration
+        starts = [self._delivered + self._size * i for i in range(steps)]
+        ready = deque(self._splitter.slab(self._epoch, starts, self._lanes))
+        self._delivered, self._left = self._delivered + self._size * steps, self._left - steps
+        self._steps = max(1, _SLAB // self._splitter.batch_size)
+        self._ready = ready
 
 
 class RankChunks(ChunkNode):

@@ -45,6 +45,7 @@ from zephon_torch.work.permutation import Int64Array
 
 ExhaustedPolicy: TypeAlias = Literal["repeat", "stop", "redistribute"]
 T = TypeVar("T")
+_MOST = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +58,11 @@ class StopRules:
     max_samples: int | None = None
 
     def __post_init__(self) -> None:
-        for where, value, minimum in (
-            ("stop_after_passes", self.stop_after_passes, 1),
-            ("max_samples", self.max_samples, 1),
-            *((where, value, 0) for where, value in _entries("max_repeats", self.max_repeats)),
-        ):
-            if value is not None:
-                checks.integer(where, value, minimum=minimum)
+        for option, minimum in (("stop_after_passes", 1), ("max_samples", 1), ("max_repeats", 0)):
+            value = _integers(option, getattr(self, option), minimum)
+            object.__setattr__(self, option, value)  # plain ints, whatever integers were given
         for where, policy in _entries("exhausted_policy", self.exhausted_policy):
-            if policy is not None and policy not in get_args(ExhaustedPolicy):
+            if policy not in get_args(ExhaustedPolicy):
                 raise ConfigurationError(
                     f'{where} is {policy!r}: expected "repeat", "stop" or "redistribute"'
                 )
@@ -123,7 +120,21 @@ def per_dataset(option: T | Mapping[str, T], name: str, default: T) -> T:
     return default if option is None else option
 
 
+def _integers(option: str, value: object, minimum: int) -> int | dict[str, int] | None:
+    if value is None:
+        return None
+    if isinstance(value, Mapping):
+        return {
+            name: checks.integer(f"{option}[{name!r}]", entry, minimum=minimum, maximum=_MOST)
+            for name, entry in value.items()
+        }
+    return checks.integer(option, value, minimum=minimum, maximum=_MOST)
+
+
 def _entries(option: str, value: object) -> list[tuple[str, object]]:
+    """(name of the argument, its value), one for each dataset that a mapping names."""
+    if value is None:
+        return []
     if isinstance(value, Mapping):
         return [(f"{option}[{name!r}]", entry) for name, entry in value.items()]
     return [(option, value)]
