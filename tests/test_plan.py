@@ -208,6 +208,9 @@ def test_every_sample_is_found_at_all_its_places(
             places.setdefault((name, shard, sample), []).append(position)
         for at, expected in places.items():
             assert plan.positions(*at, epoch).tolist() == expected
+            for i, place in enumerate(expected):
+                assert plan.positions(*at, epoch, stop=place).tolist() == expected[:i]
+                assert plan.positions(*at, epoch, stop=place + 1).tolist() == expected[: i + 1]
 
 
 @settings(max_examples=40)
