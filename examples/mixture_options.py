@@ -18,11 +18,16 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
         "refused (--fresh starts anew). The number of processes and of workers is free.",
     )
     add = parser.add_argument
-    add("--work-dir", type=Path, default=Path("zephon_work"), help="corpora and checkpoint")
+    add(
+        "--work-dir",
+        type=Path,
+        default=Path("zephon_work"),
+        help="corpora and checkpoint (%(default)s)",
+    )
     add("--fresh", action="store_true", help="forget the checkpoint and start anew")
-    add("--steps", type=positive, default=200, help="length of the run; part of the plan")
-    add("--global-batch-size", type=positive, default=32, help="samples a step, over all ranks")
-    add("--weights", type=weights, help="such as code=0.7,prose=0.3; --data alone: equal ones")
+    add("--steps", type=positive, default=200, help="length of the run (%(default)s)")
+    add("--global-batch-size", type=positive, default=32, help="over all ranks (%(default)s)")
+    add("--weights", type=weights, help="code=0.7,prose=0.3; with --data: equal ones")
     add(
         "--data",
         type=named_path,
@@ -31,16 +36,16 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
         metavar="NAME=PATH",
         help="JSONL files with a field 'text' in place of the two corpora; repeatable",
     )
-    add("--seed", type=int, default=42)
-    add("--num-workers", type=int, default=0, help="processes that load data, for each rank")
-    add("--save-every", type=positive, default=20, metavar="STEPS")
-    add("--log-every", type=positive, default=10, metavar="STEPS", help="without a terminal")
-    add("--corpus-bytes", type=positive, default=3 << 20, help="size of each corpus once written")
-    add("--width", type=positive, default=96, help="of the model; a multiple of 4")
-    add("--layers", type=positive, default=3)
-    add("--context", type=positive, default=192, help="bytes of a sample that the model sees")
-    add("--learning-rate", type=float, default=2e-3)
-    add("--warmup-steps", type=positive, default=20)
+    add("--seed", type=int, default=42, help="of the order and the model (%(default)s)")
+    add("--num-workers", type=int, default=0, help="that load data, on each rank (%(default)s)")
+    add("--save-every", type=positive, default=20, metavar="STEPS", help="(%(default)s)")
+    add("--log-every", type=positive, default=10, metavar="STEPS", help="(%(default)s)")
+    add("--corpus-bytes", type=positive, default=3 << 20, help="of each (%(default)s)")
+    add("--width", type=positive, default=96, help="of the model (%(default)s)")
+    add("--layers", type=positive, default=3, help="of the model (%(default)s)")
+    add("--context", type=positive, default=192, help="bytes of a sample (%(default)s)")
+    add("--learning-rate", type=float, default=2e-3, help="(%(default)s)")
+    add("--warmup-steps", type=positive, default=20, help="(%(default)s)")
     options = parser.parse_args(arguments)
     check_options(parser, options)
     return options

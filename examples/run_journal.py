@@ -57,7 +57,7 @@ class Report:
         self.bar = tqdm(
             total=len(loader),
             initial=journal.step,
-            bar_format="{n_fmt}/{total_fmt} |{bar:12}| {elapsed}<{remaining}{postfix}",
+            bar_format="{n_fmt}/{total_fmt} {bar} {remaining}{postfix}",
             dynamic_ncols=True,
             disable=self.is_silent or not self.is_terminal,
         )
@@ -84,14 +84,14 @@ class Report:
         seconds = time.perf_counter() - self.start
         num_samples = (self.journal.step - self.first_step) * self.options.global_batch_size
         waiting = self.loader.stats.wait_seconds / seconds
-        return f"{num_samples / seconds:.0f} samples/s | waited for data {waiting:.1%}"
+        return f"{num_samples / seconds:.0f} samples/s | data wait {waiting:.1%}"
 
     def mixture(self) -> str:
         """Say each dataset's share of the run so far, and the share it should have."""
         counts, weights = self.journal.samples_by_dataset, self.options.weights
         shares = [count / sum(counts) for count in counts]
-        return ", ".join(
-            f"{dataset.name} {share:.3f}/{weights[dataset.name] / sum(weights.values()):.3f}"
+        return " ".join(
+            f"{dataset.name} {share:.3f}/{weights[dataset.name] / sum(weights.values()):.3g}"
             for dataset, share in zip(self.loader.datasets, shares, strict=True)
         )
 
