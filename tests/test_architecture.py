@@ -30,7 +30,7 @@ LAYERS = [
     ("splitter", ["work/splitter.py"]),
     ("nodes", ["nodes/"]),
     ("engine", ["engine.py"]),
-    ("loader", ["arguments.py", "adopt.py", "cursor.py", "loader.py"]),
+    ("loader", ["arguments.py", "adopt.py", "cursor.py", "iteration.py", "loader.py"]),
     ("around it", ["checkpoint.py", "iterable.py", "cli.py", "__main__.py"]),
     ("the package", ["__init__.py"]),
 ]

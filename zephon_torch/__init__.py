@@ -27,7 +27,8 @@ from zephon_torch.errors import (
     ZephonError,
 )
 from zephon_torch.iterable import WorkSourceDataset
-from zephon_torch.loader import DataLoader, LoaderStats
+from zephon_torch.iteration import LoaderStats
+from zephon_torch.loader import DataLoader
 from zephon_torch.version import __version__
 from zephon_torch.work.mixture import MixtureSpec
 from zephon_torch.work.source import StaticMixtureWorkSource

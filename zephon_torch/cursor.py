@@ -2,10 +2,10 @@
 
 Rules, all of them here:
 
-- a load only stages; the first ``next()`` of a new iterator adopts it. Until then the state is what
-  was loaded, so load-then-save is the identity;
+- a load only stages; the first batch of a new iterator adopts it. Until then the state is what was
+  loaded, so load-then-save is the identity, and a first batch that fails loses nothing;
 - an iterator begins the current epoch at 0 unless something is staged; the state stays where it
-  was (after a ``break``: at the break) until its first ``next()``;
+  was (after a ``break``: at the break) until its first batch;
 - after the last batch of an epoch the state already says (epoch + 1, 0);
 - ``set_epoch(e)`` with the current epoch has no effect; with another one the next iterator starts
   (e, 0); between a load and the first batch the checkpoint wins, with a warning.
@@ -62,9 +62,9 @@ class Cursor:
         return self._epoch, self._delivered
 
     @property
-    def is_staged(self) -> bool:
-        """Whether a load waits for an iterator."""
-        return bool(self._staged)
+    def loads(self) -> tuple[object, ...]:
+        """The loads that wait for an iterator, for comparison by identity."""
+        return tuple(self._staged.values())
 
     def progress(self) -> Progress:
         """The state. After a load and before the first batch: what was loaded."""
@@ -118,18 +118,20 @@ class Cursor:
         self._splitter.lanes = self._lanes_for(progress, strict=staged.strict)
 
     def begin(self) -> tuple[int, int]:
-        """Where a new iterator starts; from now on the state counts from there."""
+        """(epoch, delivered) where a new iterator starts. Nothing moves before :meth:`adopt`."""
         self.check()
         if self._staged:
-            staged = self._latest()
-            progress = staged.progress()
-            self._lanes = self._lanes_for(progress, strict=staged.strict)
-            self._staged.clear()
-            self._move_to(progress.epoch, progress.delivered)
-        else:
-            self._move_to(self._epoch if self._next_epoch is None else self._next_epoch, 0)
+            epoch, delivered = self.place
+            return (epoch + 1, 0) if self._is_over(delivered) else (epoch, delivered)
+        self._splitter.lanes = self._lanes
+        return self._epoch if self._next_epoch is None else self._next_epoch, 0
+
+    def adopt(self, epoch: int, delivered: int) -> None:
+        """An iterator that started there has come to its first batch: the state counts from it."""
+        self._lanes = self._splitter.lanes
+        self._staged.clear()
         self._next_epoch = None
-        return self._epoch, self._delivered
+        self._move_to(epoch, delivered)
 
     def matches_staged(self) -> bool:
         """Whether the staged state is where the run stands anyway; if so it is dropped."""

@@ -56,6 +56,7 @@ class Engine(Protocol):
 
 _IN_MEMORY = {"memory", "torch"}  # formats for which a thread of our own would gain nothing
 _DEPTH = 2
+_WORKER_DIED = "DataLoader worker"  # how torch's message begins
 
 
 def make_engine(
@@ -230,7 +231,12 @@ class WorkerEngine:
             self._loader = self._make_loader()
         elif not self._options.persistent_workers:
             self._shut_down()
-        iterator = iter(self._loader)
+        try:
+            iterator = iter(self._loader)
+        except RuntimeError as error:  # a persistent worker died between two runs
+            if str(error).startswith(_WORKER_DIED):
+                raise self.died(error) from error
+            raise
         self._iterator = weakref.ref(iterator)
         return _WorkerRun(self, self._pipeline, iterator, self._feed.handing.out)
 
@@ -251,6 +257,14 @@ class WorkerEngine:
             worker_init_fn=options.worker_init_fn,
             multiprocessing_context=options.multiprocessing_context,
             persistent_workers=options.persistent_workers,
+        )
+
+    def died(self, error: RuntimeError) -> WorkerError:
+        """What to raise after a worker's death; a later run starts new processes."""
+        self.close()
+        return WorkerError(
+            f"a worker process died ({error}): it may have run out of memory or been killed. Start "
+            "a new iterator; a saved state goes on at the next sample"
         )
 
     def _shut_down(self) -> None:
@@ -306,17 +320,10 @@ class _WorkerRun:
         except StopIteration:
             return None
         except RuntimeError as error:
-            if str(error).startswith("DataLoader worker"):
-                self._die(error)
-            raise
-
-    def _die(self, error: RuntimeError) -> None:
-        self._engine.close()
-        self._dead = WorkerError(
-            f"a worker process died ({error}): it may have run out of memory or been killed. Start "
-            "a new iterator; a saved state goes on at the next sample"
-        )
-        raise self._dead from error
+            if not str(error).startswith(_WORKER_DIED):
+                raise
+            self._dead = self._engine.died(error)
+            raise self._dead from error
 
     def close(self) -> None:
         self._results = iter(())

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.context import BaseContext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -22,8 +20,8 @@ from zephon_torch.arguments import (
     refuse_torch_arguments,
 )
 from zephon_torch.cursor import Cursor
-from zephon_torch.engine import Run, WorkerOptions, make_engine
-from zephon_torch.errors import StaleIteratorError
+from zephon_torch.engine import WorkerOptions, make_engine
+from zephon_torch.iteration import Iteration, LoaderStats
 from zephon_torch.nodes.batch import Collate
 from zephon_torch.nodes.fetch import Fetcher
 from zephon_torch.nodes.pipeline import Pipeline
@@ -32,26 +30,11 @@ from zephon_torch.nodes.transform import Transform
 from zephon_torch.work.mixture import MixtureSpec
 from zephon_torch.work.plan import Pointers
 from zephon_torch.work.progress import Progress
-from zephon_torch.work.splitter import ChunkSplitter, WorkItem
+from zephon_torch.work.splitter import ChunkSplitter
 from zephon_torch.world import World
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-
-
-@dataclass(slots=True)
-class LoaderStats:
-    """What a loader has handed over, in this process.
-
-    Attributes:
-        batches: batches.
-        samples: real samples on this rank.
-        wait_seconds: seconds the training loop waited for batches.
-    """
-
-    batches: int = 0
-    samples: int = 0
-    wait_seconds: float = 0.0
 
 
 class DataLoader(torch.utils.data.DataLoader[Any]):
@@ -206,7 +189,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 seed=source.seed,
             ),
         )
-        self._live: weakref.ref[_Iteration] | None = None
+        self._live: weakref.ref[Iteration] | None = None
 
     def _settle(self) -> None:
         """Checks that need the world, at each use of the loader."""
@@ -222,7 +205,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             warnings.warn(
                 "pin_memory=True has no effect: no accelerator is found", UserWarning, stacklevel=2
             )
-        return _Iteration(self)
+        return Iteration(self)
 
     def __len__(self) -> int:
         """Batches of a whole epoch, resumed or not.
@@ -322,76 +305,3 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def __repr__(self) -> str:
         return f"DataLoader({self.source!r}, {self.num_workers} workers)"
-
-    # what the iterator asks of its loader
-
-    def _begin(self, iteration: _Iteration) -> tuple[int, Run]:
-        previous = self._live() if self._live is not None else None
-        if previous is not None:
-            previous.close()
-        epoch, delivered = self._cursor.begin()
-        self._live = weakref.ref(iteration)
-        return epoch, self._engine.run(self._splitter.items(epoch, delivered))
-
-    def _end(self, epoch: int) -> None:
-        self._cursor.end_epoch(epoch)
-
-    def _check_live(self, iteration: _Iteration) -> None:
-        if self._live is None or self._live() is not iteration:
-            raise StaleIteratorError(
-                "this iterator cannot go on: a newer one of the same loader has begun, or the "
-                "loader was closed. Use one iterator at a time, and loader[step] to look at other "
-                "batches"
-            )
-        if self._cursor.is_staged and not self._cursor.matches_staged():
-            raise StaleIteratorError(
-                "a state was loaded while this iterator was running: start a new one with iter()"
-            )
-
-    def _hand_over(self, item: WorkItem, batch: Any, waited: float) -> Any:
-        if self.pin_memory and not self.num_workers and torch.cuda.is_available():
-            batch = torch.utils.data._utils.pin_memory.pin_memory(batch)  # type: ignore[no-untyped-call]
-        self._cursor.advance(item)
-        self.pointers = item.pointers
-        size = len(item.pointers)
-        real = size if item.valid is None else int(item.valid.sum())
-        self.valid = torch.ones(size, dtype=torch.bool)
-        if item.valid is not None:
-            self.valid = torch.from_numpy(item.valid.copy())
-        self.stats.batches += 1
-        self.stats.samples += real
-        self.stats.wait_seconds += waited
-        return batch
-
-
-class _Iteration(Iterator[Any]):
-    """One pass of the training loop over an epoch. Begins at its first ``next()``."""
-
-    def __init__(self, loader: DataLoader) -> None:
-        self._loader = loader
-        self._run: Run | None = None
-        self._epoch = 0
-        self._ended = False
-
-    def __next__(self) -> Any:
-        if self._ended:
-            raise StopIteration
-        begun = time.perf_counter()
-        if self._run is None:
-            self._epoch, self._run = self._loader._begin(self)
-        self._loader._check_live(self)
-        try:
-            item, batch = next(self._run)
-        except StopIteration:
-            self._ended = True
-            self._loader._end(self._epoch)
-            raise
-        return self._loader._hand_over(item, batch, time.perf_counter() - begun)
-
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    def close(self) -> None:
-        """Give up what was prefetched."""
-        if self._run is not None:
-            self._run.close()

@@ -1,0 +1,130 @@
+"""One pass of the training loop over an epoch: from the engine's batches to the loop."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from zephon_torch.engine import Run
+from zephon_torch.errors import StaleIteratorError
+from zephon_torch.work.splitter import WorkItem
+
+if TYPE_CHECKING:
+    from zephon_torch.loader import DataLoader
+
+
+@dataclass(slots=True)
+class LoaderStats:
+    """What a loader has handed over, in this process.
+
+    Attributes:
+        batches: batches.
+        samples: real samples on this rank.
+        wait_seconds: seconds the training loop waited for batches.
+    """
+
+    batches: int = 0
+    samples: int = 0
+    wait_seconds: float = 0.0
+
+
+class Iteration(Iterator[Any]):
+    """What ``iter(loader)`` gives. Begins at its first ``next()``.
+
+    It is the only one that moves its loader: the cursor, the pointers and the statistics.
+    """
+
+    def __init__(self, loader: DataLoader) -> None:
+        self._loader, self._cursor = loader, loader._cursor
+        self._run: Run | None = None
+        self._start = (0, 0)
+        self._loads: tuple[object, ...] = ()
+        self._is_adopted = False  # whether the state counts from `start`: since the first batch
+        self._ended = False
+
+    def __next__(self) -> Any:
+        if self._ended:
+            raise StopIteration
+        begun = time.perf_counter()
+        if self._run is None:
+            self._run = self._begin()
+        self._check_live()
+        try:
+            item, batch = next(self._run)
+        except StopIteration:
+            self._end()
+            raise
+        batch = self._pinned(batch)
+        self._count(item)
+        self._loader.stats.wait_seconds += time.perf_counter() - begun
+        return batch
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def close(self) -> None:
+        """Give up what was prefetched."""
+        if self._run is not None:
+            self._run.close()
+
+    def _begin(self) -> Run:
+        loader = self._loader
+        previous = loader._live() if loader._live is not None else None
+        if previous is not None:
+            previous.close()
+        self._start, self._loads = self._cursor.begin(), self._cursor.loads
+        run = loader._engine.run(loader._splitter.items(*self._start))
+        loader._live = weakref.ref(self)
+        return run
+
+    def _check_live(self) -> None:
+        live = self._loader._live
+        if live is None or live() is not self:
+            raise StaleIteratorError(
+                "this iterator cannot go on: a newer one of the same loader has begun, or the "
+                "loader was closed. Use one iterator at a time, and loader[step] to look at other "
+                "batches"
+            )
+        loads = self._cursor.loads
+        if self._is_adopted:
+            is_current = not loads or self._cursor.matches_staged()
+        else:
+            is_current = loads == self._loads
+        if not is_current:
+            raise StaleIteratorError(
+                "a state was loaded while this iterator was running: start a new one with iter()"
+            )
+
+    def _adopt(self) -> None:
+        if not self._is_adopted:
+            self._cursor.adopt(*self._start)
+            self._is_adopted = True
+
+    def _end(self) -> None:
+        self._ended = True
+        self._adopt()
+        self._cursor.end_epoch(self._start[0])
+
+    def _pinned(self, batch: Any) -> Any:
+        loader = self._loader
+        if not loader.pin_memory or loader.num_workers or not torch.cuda.is_available():
+            return batch  # worker batches are pinned by torch's own loader
+        return torch.utils.data._utils.pin_memory.pin_memory(batch)  # type: ignore[no-untyped-call]
+
+    def _count(self, item: WorkItem) -> None:
+        """Count a batch that is handed over."""
+        loader, size = self._loader, len(item.pointers)
+        self._adopt()
+        self._cursor.advance(item)
+        loader.pointers = item.pointers
+        if item.valid is None:
+            loader.valid, real = torch.ones(size, dtype=torch.bool), size
+        else:
+            loader.valid, real = torch.from_numpy(item.valid.copy()), int(item.valid.sum())
+        loader.stats.batches += 1
+        loader.stats.samples += real
