@@ -88,6 +88,14 @@ def test_permute_equals_the_oracle(n: int, key: int, data: st.DataObject) -> Non
     assert permute(np.array(xs), n, key).tolist() == [oracle.permute(x, n, key) for x in xs]
 
 
+@pytest.mark.parametrize("n", [1, 2, 31, 32, 33, 34])
+def test_permute_equals_the_oracle_where_the_method_changes(n: int) -> None:
+    for key in range(5):
+        assert permute(np.arange(n), n, key).tolist() == [
+            oracle.permute(x, n, key) for x in range(n)
+        ]
+
+
 @settings(max_examples=150)
 @given(st.integers(2, 2**62), KEYS, st.data())
 def test_feistel_equals_the_oracle(n: int, key: int, data: st.DataObject) -> None:
