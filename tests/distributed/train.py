@@ -2,7 +2,7 @@
 
 Usage: train.py FOLDER NOTES GLOBAL_BATCH_SIZE EPOCHS
 
-Every rank notes each batch *after* the step on it: the epoch and the samples delivered that a state
+Every rank notes each batch after the step on it: the epoch and the samples delivered that a state
 says then, and the ids of the real samples. The checkpoint of rank 0 is the model's state dict
 alone, written atomically after each step. A run finds it by itself and goes on.
 """
@@ -72,9 +72,10 @@ def main(folder: Path, notes: Path, global_batch_size: int, num_epochs: int) -> 
             trained(batch[:, None].float()).mean().backward()
             optimizer.step()
             optimizer.zero_grad()
+            note(log, epoch=epoch, stop=stop, ids=batch[loader.valid].tolist())
+            dist.barrier()  # so that what is in the checkpoint is in all notes
             if rank == 0:
                 save(model, checkpoint)
-            note(log, epoch=epoch, stop=stop, ids=batch[loader.valid].tolist())
     note(log, done=True)
     loader.close()
     dist.destroy_process_group()
