@@ -18,8 +18,8 @@ B or "auto"         True            (included)            shards in a keyed orde
 ==================  ==============  ====================  =====================================
 
 Windows tumble: [0, B), [B, 2B), ..., the last one shorter. ``"auto"`` is 8 times the largest shard
-of that dataset, at most its size. Empty shards take no part: everything below numbers only the
-others, in the order of their paths.
+of that dataset, at most its size. Empty shards take no part: the keys below number only the others,
+in the order of their paths (pointers keep the number that a shard has in its dataset).
 
 Keys, in the terms of :mod:`zephon_torch.work.permutation`:
 
@@ -27,7 +27,7 @@ Keys, in the terms of :mod:`zephon_torch.work.permutation`:
 - pass key ``p = subkey(dataset key, epoch, pass)``; with ``reshuffle_on_repeat=False`` it is
   ``subkey(dataset key, 0, 0)`` in every pass of every epoch;
 - shard order ``hash_order(subkey(p, 0), number of shards)``;
-- within shard j ``permute(sample, size, subkey(p, 1, j))``;
+- within shard j, wherever it stands, ``permute(sample, size, subkey(p, 1, j))``;
 - window b ``permute(offset in the window, its length, subkey(p, 2, b))``;
 - global ``permute(offset, s, subkey(p, 3))``.
 

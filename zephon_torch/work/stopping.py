@@ -58,6 +58,9 @@ class StopRules:
     max_samples: int | None = None
 
     def __post_init__(self) -> None:
+        for option in ("exhausted_policy", "max_repeats"):
+            if getattr(self, option) == {}:  # names nobody: not given
+                object.__setattr__(self, option, None)
         for option, minimum in (("stop_after_passes", 1), ("max_samples", 1), ("max_repeats", 0)):
             value = _integers(option, getattr(self, option), minimum)
             object.__setattr__(self, option, value)  # plain ints, whatever integers were given
