@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from zephon_torch import checks
 from zephon_torch.errors import ConfigurationError
+from zephon_torch.nodes.tolerate import OnError
 
 
 def refuse_torch_arguments(
@@ -52,6 +53,14 @@ def check_functions(*, transform: Any, takes_rng: bool, collate_fn: Any) -> None
             raise ConfigurationError(f"{name} is {value!r}: expected a function")
     if takes_rng and transform is None:
         raise ConfigurationError("takes_rng=True without a transform: give transform=")
+
+
+def check_on_error(on_error: object) -> None:
+    """Refuse what is none of the ways to treat bad records."""
+    if on_error not in get_args(OnError):
+        raise ConfigurationError(
+            f'on_error is {on_error!r}: expected "raise", "skip" or "substitute"'
+        )
 
 
 def per_rank_batch_size(batch_size: int | None, global_batch_size: int | None) -> int | None:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from zephon_torch.engine import Run
 from zephon_torch.errors import StaleIteratorError
+from zephon_torch.nodes.made import BadRecord, Made
 from zephon_torch.work.splitter import WorkItem
 
 if TYPE_CHECKING:
     from zephon_torch.loader import DataLoader
+
+
+_BAD_LISTED = 1000
 
 
 @dataclass(slots=True)
@@ -26,11 +30,22 @@ class LoaderStats:
         batches: batches.
         samples: real samples on this rank.
         wait_seconds: seconds the training loop waited for batches.
+        num_bad: records that ``on_error=`` left out or replaced.
+        bad: the first 1,000 of them, with dataset, file, record and error.
     """
 
     batches: int = 0
     samples: int = 0
     wait_seconds: float = 0.0
+    num_bad: int = 0
+    bad: list[BadRecord] = field(default_factory=list)
+
+    def count(self, samples: int, bad: Sequence[BadRecord]) -> None:
+        """Count a batch."""
+        self.batches += 1
+        self.samples += samples
+        self.num_bad += len(bad)
+        self.bad += bad[: max(0, _BAD_LISTED - len(self.bad))]
 
 
 class Iteration(Iterator[Any]):
@@ -55,12 +70,12 @@ class Iteration(Iterator[Any]):
             self._run = self._begin()
         self._check_live()
         try:
-            item, batch = next(self._run)
+            item, made = next(self._run)
         except StopIteration:
             self._end()
             raise
-        batch = self._pinned(batch)
-        self._count(item)
+        batch = self._pinned(made.data)
+        self._count(item, made)
         self._loader.stats.wait_seconds += time.perf_counter() - begun
         return batch
 
@@ -116,15 +131,14 @@ class Iteration(Iterator[Any]):
             return batch  # worker batches are pinned by torch's own loader
         return torch.utils.data._utils.pin_memory.pin_memory(batch)  # type: ignore[no-untyped-call]
 
-    def _count(self, item: WorkItem) -> None:
+    def _count(self, item: WorkItem, made: Made) -> None:
         """Count a batch that is handed over."""
-        loader, size = self._loader, len(item.pointers)
+        loader, size = self._loader, len(made.pointers)
         self._adopt()
         self._cursor.advance(item)
-        loader.pointers = item.pointers
-        if item.valid is None:
+        loader.pointers = made.pointers
+        if made.valid is None:
             loader.valid, real = torch.ones(size, dtype=torch.bool), size
         else:
-            loader.valid, real = torch.from_numpy(item.valid.copy()), int(item.valid.sum())
-        loader.stats.batches += 1
-        loader.stats.samples += real
+            loader.valid, real = torch.from_numpy(made.valid.copy()), int(made.valid.sum())
+        loader.stats.count(real, made.bad)

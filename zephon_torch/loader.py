@@ -16,17 +16,16 @@ from zephon_torch.adopt import as_source
 from zephon_torch.arguments import (
     check_engine,
     check_functions,
+    check_on_error,
     per_rank_batch_size,
     refuse_torch_arguments,
 )
 from zephon_torch.cursor import Cursor
 from zephon_torch.engine import WorkerOptions, make_engine
 from zephon_torch.iteration import Iteration, LoaderStats
-from zephon_torch.nodes.batch import Collate
-from zephon_torch.nodes.fetch import Fetcher
-from zephon_torch.nodes.pipeline import Pipeline
+from zephon_torch.nodes.pipeline import make_pipeline
 from zephon_torch.nodes.pointed import PointedSamples
-from zephon_torch.nodes.transform import Transform
+from zephon_torch.nodes.tolerate import OnError
 from zephon_torch.work.mixture import MixtureSpec
 from zephon_torch.work.plan import Pointers
 from zephon_torch.work.progress import Progress
@@ -67,6 +66,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         transform: function of a sample.
         takes_rng: the transform also takes a numpy Generator that belongs to the sample: the same
             on any worker, rank and engine, new in every pass.
+        on_error: "raise"; "skip": the batch comes without records that cannot be decoded or
+            transformed; "substitute": another sample of the same dataset stands in for them.
+            ``stats`` counts and lists them. Errors of the storage are raised always.
         num_threads: None: as said above; 0: inline; N: N threads that also transform and collate.
         rank, num_replicas: data-parallel rank and world; None reads torch.distributed at the first
             use.
@@ -118,6 +120,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         global_batch_size: int | None = None,
         transform: Callable[..., Any] | None = None,
         takes_rng: bool = False,
+        on_error: OnError = "raise",
         num_threads: int | None = None,
         rank: int | None = None,
         num_replicas: int | None = None,
@@ -128,6 +131,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         )
         check_engine(num_workers, num_threads, prefetch_factor)
         check_functions(transform=transform, takes_rng=takes_rng, collate_fn=collate_fn)
+        check_on_error(on_error)
         source = as_source(dataset, mixture=mixture, seed=seed, shuffle=shuffle)
         splitter = ChunkSplitter(
             source,
@@ -139,13 +143,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         )
         if rank is not None:
             splitter.check()
-        names = source.names
         self.source, self.datasets = source, source.datasets
-        self._pipeline = Pipeline(
-            Fetcher(source.datasets),
-            None if transform is None else Transform(transform, takes_rng, source.seed, names),
-            Collate(collate_fn, names),
-        )
+        self._pipeline = make_pipeline(source, transform, takes_rng, collate_fn, on_error)
         super().__init__(
             PointedSamples(self._pipeline, source),
             batch_sampler=splitter,
@@ -226,7 +225,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if step < -len(self) if step < 0 else step >= self._splitter.num_steps:
             raise IndexError(f"step {step} of an epoch of {self._splitter.num_steps} steps")
         step = step + len(self) if step < 0 else step
-        return self._pipeline(self._splitter.item(step, self.epoch))
+        return self._pipeline(self._splitter.item(step, self.epoch)).data
 
     @property
     def remaining(self) -> int | float:

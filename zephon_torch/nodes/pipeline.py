@@ -6,33 +6,68 @@ different places, the bytes are the same.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from zephon_torch.nodes.batch import Collate
 from zephon_torch.nodes.fetch import Fetcher
+from zephon_torch.nodes.made import Made
+from zephon_torch.nodes.tolerate import OnError, Tolerance
 from zephon_torch.nodes.transform import Transform
+from zephon_torch.work.source import WorkSource
 from zephon_torch.work.splitter import WorkItem
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """Work item -> batch. Picklable if the user's functions and datasets are."""
+    """Work item -> batch. Picklable if the user's functions and datasets are.
+
+    Attributes:
+        tolerance: what to do about bad records; None raises.
+    """
 
     fetcher: Fetcher
     transform: Transform | None
     collate: Collate
+    tolerance: Tolerance | None = None
 
-    def __call__(self, item: WorkItem) -> Any:
+    def __call__(self, item: WorkItem) -> Made:
         """Both stages."""
         return self.finish(item, self.read(item))
 
     def read(self, item: WorkItem) -> list[Any]:
         """Samples of a work item as they are stored."""
+        if self.tolerance is not None:
+            return self.tolerance.read(item.pointers)
         return self.fetcher.read(item.pointers)
 
-    def finish(self, item: WorkItem, samples: list[Any]) -> Any:
+    def finish(self, item: WorkItem, samples: list[Any]) -> Made:
         """Transform and collate."""
+        if self.tolerance is not None:
+            return self._finish_tolerantly(self.tolerance, item, samples)
         if self.transform is not None:
             samples = self.transform(samples, item.pointers, item.epoch, self.fetcher.name)
-        return self.collate(samples, item.pointers)
+        return Made(self.collate(samples, item.pointers), item.pointers, item.valid)
+
+    def _finish_tolerantly(self, tolerance: Tolerance, item: WorkItem, samples: list[Any]) -> Made:
+        kept = tolerance.finish(item, samples)
+        valid = None if all(kept.valid) else np.array(kept.valid)
+        data = self.collate(kept.samples, kept.pointers)
+        return Made(data, kept.pointers, valid, tuple(kept.bad))
+
+
+def make_pipeline(
+    source: WorkSource,
+    transform: Callable[..., Any] | None,
+    takes_rng: bool,
+    collate_fn: Callable[[list[Any]], Any] | None,
+    on_error: OnError,
+) -> Pipeline:
+    """The pipeline over a source's datasets that a loader's arguments ask for."""
+    fetcher = Fetcher(source.datasets)
+    user = None if transform is None else Transform(transform, takes_rng, source.seed, source.names)
+    tolerance = None if on_error == "raise" else Tolerance(fetcher, user, on_error, source.seed)
+    return Pipeline(fetcher, user, Collate(collate_fn, source.names), tolerance)
