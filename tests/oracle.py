@@ -572,7 +572,8 @@ def global_batches(
 def rank_slice(batch: Sequence[int], rank: int, world: int) -> tuple[list[int], list[bool]]:
     """What one rank gets of a global batch, repeated up to the common size, and what is real."""
     n = len(batch)
-    mine = list(batch[rank * n // world : (rank + 1) * n // world])
+    size = (n + world - 1) // world
+    mine = list(batch[rank * size : (rank + 1) * size])
     valid = [True] * len(mine)
     while len(mine) < -(-n // world):
         mine.append(mine[-1] if mine else batch[-1])

@@ -425,7 +425,7 @@ def test_the_samplers_set_epoch_is_the_loaders() -> None:
     assert batches(loader)[0] == ids(
         DataLoader(memory("a", 40), batch_size=4, shuffle=True)._pipeline(
             loader.batch_sampler.item(0, 3)  # type: ignore[union-attr]
-        )
+        ).data
     )
 
 

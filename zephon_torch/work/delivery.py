@@ -8,8 +8,9 @@ With L lanes and chunks of C positions:
   round, if it is shorter, is cut into L contiguous pieces whose sizes differ by at most one, longer
   ones first. So ``delivered`` -> position is a bijection, and with L = 1 the identity.
 - **Global batches.** The items [start, stop) of one global batch stand lane by lane, and in order
-  of delivery inside a lane. Rank r of W takes places [r * n // W, (r + 1) * n // W) of its n items.
-  So set and order of a global batch are the same for every W.
+  of delivery inside a lane. Rank r of W takes places [r * b, (r + 1) * b) of its n items, where
+  b is n / W, rounded up. So set and order of a global batch are the same for every W, and what
+  an incomplete one lacks is missing at the end of its last ranks.
 
 Pure functions on int64 arrays.
 """
@@ -95,13 +96,14 @@ def rank_places(size: int, *, rank: int, num_replicas: int) -> tuple[Int64Array,
     """Places of a global batch that a rank takes, and which of them are real.
 
     Every rank gets ``ceil(size / num_replicas)`` places. Where its own slice is shorter, the rest
-    repeats its last item, or the global batch's last one if it has none.
+    repeats its last item, or the global batch's last one if it has none: the padding of a global
+    batch stands at its end, where frameworks that gather and cut off expect it.
 
     Returns:
         (places int64[b], valid bool[b]); valid is None where all are real.
     """
-    start, stop = rank * size // num_replicas, (rank + 1) * size // num_replicas
     wanted = -(-size // num_replicas)
+    start, stop = min(rank * wanted, size), min((rank + 1) * wanted, size)
     places: Int64Array = np.arange(start, stop)
     if stop - start == wanted:
         return places, None
