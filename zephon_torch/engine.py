@@ -259,9 +259,14 @@ class WorkerEngine:
             persistent_workers=options.persistent_workers,
         )
 
-    def died(self, error: RuntimeError) -> WorkerError:
+    def died(self, error: Exception) -> WorkerError:
         """What to raise after a worker's death; a later run starts new processes."""
-        self.close()
+        for _ in range(self._options.num_workers + 1):
+            try:
+                self.close()
+                break
+            except RuntimeError:  # torch's signal handler raises until each dead worker is reaped
+                continue
         return WorkerError(
             f"a worker process died ({error}): it may have run out of memory or been killed. Start "
             "a new iterator; a saved state goes on at the next sample"
@@ -319,11 +324,17 @@ class _WorkerRun:
             return _Result(*next(self._results))
         except StopIteration:
             return None
-        except RuntimeError as error:
-            if not str(error).startswith(_WORKER_DIED):
+        except (RuntimeError, OSError, EOFError) as error:
+            if not self._is_death(error):
                 raise
             self._dead = self._engine.died(error)
             raise self._dead from error
+
+    def _is_death(self, error: Exception) -> bool:
+        """Whether a worker's death is behind it: also one in the middle of handing a batch over."""
+        if isinstance(error, RuntimeError):
+            return str(error).startswith(_WORKER_DIED)
+        return not all(worker.is_alive() for worker in getattr(self._results, "_workers", ()))
 
     def close(self) -> None:
         self._results = iter(())
