@@ -25,7 +25,7 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
         help="corpora and checkpoint (%(default)s)",
     )
     add("--fresh", action="store_true", help="forget the checkpoint and start anew")
-    add("--steps", type=positive, default=200, help="length of the run (%(default)s)")
+    add("--steps", type=positive, default=150, help="length of the run (%(default)s)")
     add("--global-batch-size", type=positive, default=32, help="over all ranks (%(default)s)")
     add("--weights", type=weights, help="code=0.7,prose=0.3; with --data: equal ones")
     add(

@@ -43,7 +43,7 @@ Optimizer = torch.optim.Optimizer
 
 def main() -> None:
     options = parse_options()
-    torch.set_num_threads(max(1, num_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+    torch.set_num_threads(1)  # the model is too small to gain from more
     try:
         with process_group():
             train(options)
@@ -182,10 +182,6 @@ def leave() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
-
-
-def num_cores() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 if __name__ == "__main__":
