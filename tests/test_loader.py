@@ -423,9 +423,11 @@ def test_the_samplers_set_epoch_is_the_loaders() -> None:
     loader.batch_sampler.set_epoch(3)  # type: ignore[union-attr]
     assert loader.epoch == 3
     assert batches(loader)[0] == ids(
-        DataLoader(memory("a", 40), batch_size=4, shuffle=True)._pipeline(
+        DataLoader(memory("a", 40), batch_size=4, shuffle=True)
+        ._pipeline(
             loader.batch_sampler.item(0, 3)  # type: ignore[union-attr]
-        ).data
+        )
+        .data
     )
 
 
