@@ -29,15 +29,16 @@ LAYERS = [
     ("world", ["world.py"]),
     ("splitter", ["work/splitter.py"]),
     ("nodes", ["nodes/"]),
-    ("engine", ["engine.py"]),
-    ("loader", ["arguments.py", "adopt.py", "cursor.py", "iteration.py", "loader.py"]),
+    ("engine", ["workers.py", "engine.py"]),
+    ("its parts", ["arguments.py", "adopt.py", "cursor.py", "prepared.py"]),
+    ("loader", ["iteration.py", "loader.py"]),
     ("around it", ["checkpoint.py", "iterable.py", "cli.py", "__main__.py"]),
     ("the package", ["__init__.py"]),
 ]
 # The plan and all below it is plain arithmetic: files of work/ that may know torch.
 WORK_WITH_TORCH = {"work/source.py", "work/splitter.py"}
 FSSPEC_ONLY_IN = {"io/storage.py", "io/cache.py"}
-STARTS_THREADS = {"engine.py"}
+STARTS_THREADS = {"engine.py", "workers.py"}
 READS_TORCH_DISTRIBUTED = {"world.py"}
 
 

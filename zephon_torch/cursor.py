@@ -149,6 +149,10 @@ class Cursor:
         delivered = self.place[1]
         return 0 if self._is_over(delivered) else delivered
 
+    def is_last(self, item: WorkItem) -> bool:
+        """Whether a batch is the last of its epoch."""
+        return self._is_over(item.stop)
+
     def end_epoch(self, epoch: int) -> None:
         """An iterator has come to the end of an epoch, whether or not its last batch came."""
         if self._epoch == epoch:

@@ -13,6 +13,7 @@ import torch
 from zephon_torch.engine import Run
 from zephon_torch.errors import StaleIteratorError
 from zephon_torch.nodes.made import BadRecord, Made
+from zephon_torch.prepared import Prepared, prepared
 from zephon_torch.work.splitter import WorkItem
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class Iteration(Iterator[Any]):
         self._loads: tuple[object, ...] = ()
         self._is_adopted = False  # whether the state counts from `start`: since the first batch
         self._ended = False
+        self._prepared: Prepared | None = None
 
     def __next__(self) -> Any:
         if self._ended:
@@ -75,6 +77,8 @@ class Iteration(Iterator[Any]):
             self._end()
             raise
         batch = self._pinned(made.data)
+        if self._prepared is not None:
+            batch = self._prepared.hand_over(batch, is_last=self._cursor.is_last(item))
         self._count(item, made)
         self._loader.stats.wait_seconds += time.perf_counter() - begun
         return batch
@@ -95,6 +99,9 @@ class Iteration(Iterator[Any]):
         self._start, self._loads = self._cursor.begin(), self._cursor.loads
         run = loader._engine.run(loader._splitter.items(*self._start))
         loader._live = weakref.ref(self)
+        self._prepared = prepared(loader)
+        if self._prepared is not None:
+            self._prepared.begin()
         return run
 
     def _check_live(self) -> None:
@@ -122,6 +129,8 @@ class Iteration(Iterator[Any]):
 
     def _end(self) -> None:
         self._ended = True
+        if self._prepared is not None:
+            self._prepared.end()
         self._adopt()
         self._cursor.end_epoch(self._start[0])
 

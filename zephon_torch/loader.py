@@ -21,7 +21,7 @@ from zephon_torch.arguments import (
     refuse_torch_arguments,
 )
 from zephon_torch.cursor import Cursor
-from zephon_torch.engine import WorkerOptions, make_engine
+from zephon_torch.engine import make_engine
 from zephon_torch.iteration import Iteration, LoaderStats
 from zephon_torch.nodes.pipeline import make_pipeline
 from zephon_torch.nodes.pointed import PointedSamples
@@ -30,6 +30,7 @@ from zephon_torch.work.mixture import MixtureSpec
 from zephon_torch.work.plan import Pointers
 from zephon_torch.work.progress import Progress
 from zephon_torch.work.splitter import ChunkSplitter
+from zephon_torch.workers import WorkerOptions
 from zephon_torch.world import World
 
 if TYPE_CHECKING:
@@ -90,9 +91,12 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         (3, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
     """
 
-    # Accelerate takes a loader as it is, and saves its state, where it finds these two
+    # Accelerate takes a loader as it is, and saves its state, where it finds the first two; the
+    # others it reads while it accumulates gradients (see prepared.py)
     _is_accelerate_prepared = True
     use_stateful_dataloader = True
+    end_of_dataloader = False
+    remainder = -1
 
     def __init__(
         self,

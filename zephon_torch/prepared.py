@@ -1,0 +1,54 @@
+"""What Accelerate expects of a loader that it has prepared.
+
+``Accelerator.prepare`` takes our loader as it is and marks it. Accelerate's own loaders then do two
+things, and so does ours: they put batches on the accelerator's device, and they tell its
+``GradientState`` when the last batch of the epoch is out and how many samples of it are real.
+Gradient accumulation steps the optimizer at that moment, and ``gather_for_metrics`` cuts off the
+padding.
+Contract: ``DataLoaderStateMixin`` and ``GradientState`` of accelerate (1.x).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zephon_torch.loader import DataLoader
+
+# on the class it says "take it as it is", on an instance "prepared"
+_MARK = "_is_accelerate_prepared"
+
+
+class Prepared:
+    """Tells Accelerate how the iteration of a loader goes. Made only for prepared loaders."""
+
+    def __init__(self, loader: DataLoader) -> None:
+        from accelerate.state import GradientState, PartialState
+
+        self._loader = loader
+        self._gradient_state, self._device = GradientState(), PartialState().device
+
+    def begin(self) -> None:
+        """An iteration begins: it is the active one from now on."""
+        loader, total = self._loader, self._loader.source.total_samples
+        cut = not loader.drop_last and not isinstance(total, float)
+        loader.end_of_dataloader = False
+        loader.remainder = int(total) % loader._splitter.global_batch_size if cut else 0
+        self.end()
+        self._gradient_state._add_dataloader(loader)
+
+    def hand_over(self, batch: Any, *, is_last: bool) -> Any:
+        """The batch on the accelerator's device."""
+        from accelerate.utils import send_to_device
+
+        self._loader.end_of_dataloader = is_last
+        return send_to_device(batch, self._device)
+
+    def end(self) -> None:
+        """The iteration is over."""
+        self._gradient_state._remove_dataloader(self._loader)
+
+
+def prepared(loader: DataLoader) -> Prepared | None:
+    """What speaks with Accelerate, None where it did not prepare the loader."""
+    return Prepared(loader) if _MARK in vars(loader) else None
