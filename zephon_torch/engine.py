@@ -132,6 +132,9 @@ class ThreadEngine:
         self._pool: ThreadPoolExecutor | None = None
         self._pid = 0
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_pool": None}
+
     def run(self, items: Iterator[WorkItem]) -> Run:
         """Begin a pass."""
         return _ThreadRun(self, self._pipeline, items, self._depth, self._finish_here)
@@ -163,8 +166,11 @@ class _ThreadRun:
         self._function = pipeline.read if finish_here else pipeline.__call__
         self._depth, self._finish_here = depth, finish_here
         self._in_flight: deque[tuple[WorkItem, Future[Any]]] = deque()
+        self._pid = os.getpid()
 
     def __next__(self) -> tuple[WorkItem, Any]:
+        if self._pid != os.getpid():
+            self._submit_again()
         while len(self._in_flight) < self._depth:
             item = next(self._items, None)
             if item is None:
@@ -182,6 +188,12 @@ class _ThreadRun:
             raise
         self._in_flight.popleft()
         return item, batch
+
+    def _submit_again(self) -> None:
+        """After a fork: what was in flight belongs to threads that this process does not have."""
+        self._pid = os.getpid()
+        items = [item for item, _ in self._in_flight]
+        self._in_flight = deque((item, self._engine.submit(self._function, item)) for item in items)
 
     def close(self) -> None:
         while self._in_flight:

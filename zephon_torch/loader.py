@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -294,6 +295,13 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._live = None
         self._engine.close()
         self._pipeline.fetcher.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy or pickle stands where this one does and shares nothing that moves."""
+        return self.__dict__ | {"_live": None}
+
+    def __copy__(self) -> Self:
+        return copy.deepcopy(self)
 
     def __enter__(self) -> Self:
         return self

@@ -10,6 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
 from typing import Any
 
@@ -22,6 +23,7 @@ from zephon_torch.nodes.pipeline import Pipeline
 from zephon_torch.work.splitter import WorkItem
 
 _WORKER_DIED = "DataLoader worker"  # how torch's message begins
+_DEATH_SEEN_WITHIN = 2.0  # seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,9 @@ class WorkerEngine:
         self._loader: torch.utils.data.DataLoader[Any] | None = None
         # weak: an iterator that nobody holds any more ends its processes
         self._iterator: weakref.ref[Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_feed": _Feed(), "_loader": None, "_iterator": None}
 
     def run(self, items: Iterator[WorkItem]) -> _WorkerRun:
         """Begin a pass; starts the processes, or wakes the persistent ones."""
@@ -158,7 +163,9 @@ class _WorkerRun:
         """Whether a worker's death is behind it: also one in the middle of handing a batch over."""
         if isinstance(error, RuntimeError):
             return str(error).startswith(_WORKER_DIED)
-        return not all(worker.is_alive() for worker in getattr(self._results, "_workers", ()))
+        # a batch that cannot be fetched: its worker may be about to be seen as dead
+        sentinels = [worker.sentinel for worker in getattr(self._results, "_workers", ())]
+        return bool(wait(sentinels, timeout=_DEATH_SEEN_WITHIN)) if sentinels else False
 
     def close(self) -> None:
         self._results = iter(())

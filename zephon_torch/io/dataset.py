@@ -56,6 +56,9 @@ class Dataset:
                 f"a dataset's name must be a str, not empty, got {self.name!r}"
             )
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self  # immutable, and what it describes may be large
+
     @classmethod
     def from_path(
         cls,
