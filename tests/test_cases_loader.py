@@ -389,25 +389,51 @@ def kill_a_worker() -> None:
     victim.join()
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-def test_c13b_a_killed_worker_is_an_error_and_the_loader_can_begin_again(persistent: bool) -> None:
+SURVIVOR = """
+import multiprocessing, os, signal, sys, time
+from zephon_torch import DataLoader
+
+if __name__ == "__main__":
+    persistent = sys.argv[1] == "True"
     loader = DataLoader(
-        memory("a", 4000), batch_size=4, num_workers=2, persistent_workers=persistent
+        list(range(4000)), batch_size=4, num_workers=2, persistent_workers=persistent
     )
+    loop = iter(loader)
+    next(loop)
     begun = time.monotonic()
-    with pytest.raises(RuntimeError, match=r"(?i)worker.*(killed|died|exited)"):
-        loop = iter(loader)
-        next(loop)
-        kill_a_worker()
+    victim = multiprocessing.active_children()[0]
+    os.kill(victim.pid, signal.SIGKILL)
+    try:
         for _ in loop:
             pass
-    assert time.monotonic() - begun < 10
-    state = loader.state_dict()
-    loader.load_state_dict(state)
-    loop = iter(loader)
-    assert ids(next(loop))[0] == state["delivered"]
-    loader.close()
-    assert children() == []
+    except RuntimeError as error:
+        print(type(error).__name__, str(error).splitlines()[0], flush=True)
+    print(time.monotonic() - begun < 10, flush=True)
+    while True:
+        try:
+            state = loader.state_dict()
+            loader.load_state_dict(state)
+            print(next(iter(loader))[0].item() == state["delivered"], flush=True)
+            loader.close()
+            print(multiprocessing.active_children(), flush=True)
+            break
+        except RuntimeError as error:  # torch's handler of the signal may raise once more, anywhere
+            if "worker" not in str(error) or time.monotonic() - begun > 20:
+                raise
+"""
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_c13b_a_killed_worker_is_an_error_and_the_loader_can_begin_again(persistent: bool) -> None:
+    # in a process of its own: torch's handler of the signal raises wherever Python happens to be
+    done = subprocess.run(
+        [sys.executable, "-c", SURVIVOR, str(persistent)],
+        env=environment(), capture_output=True, text=True, timeout=50, check=False,
+    )  # fmt: skip
+    told, *rest = done.stdout.splitlines()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert told.split()[0] in ("WorkerError", "RuntimeError") and "worker" in told
+    assert rest == ["True", "True", "[]"]
 
 
 KILLER = """

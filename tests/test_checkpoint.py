@@ -126,12 +126,26 @@ def test_a_name_that_is_taken() -> None:
         bind(model[0], make(), name="weight")  # type: ignore[index]
 
 
-def test_binding_twice_follows_the_newer_loader() -> None:
-    model, _ = trained()
-    loader = make()
-    bind(model, loader)
-    next(iter(loader))
+def test_a_second_loader_takes_the_place_of_the_first_only_when_asked_to() -> None:
+    model, first = trained()
+    second = make()
+    with pytest.raises(ConfigurationError, match=r"another loader.*name="):
+        bind(model, second)
+    assert model.state_dict()[KEY][2] == first.delivered
+    bind(model, first)  # once more, to no effect
+    bind(model, second, name="evaluation")
+    next(iter(second))
+    assert model.state_dict()[KEY][2] == first.delivered
+    assert model.state_dict()["evaluation._extra_state"][2] == 4
+    model.data_progress.bind(second)
     assert model.state_dict()[KEY][2] == 4
+
+
+def test_a_wrapped_model_is_refused() -> None:
+    wrapped = nn.Module()
+    wrapped._orig_mod = nn.Linear(1, 1)  # as torch.compile leaves it
+    with pytest.raises(ConfigurationError, match=r"before it is wrapped"):
+        bind(wrapped, make())
 
 
 # --- ways of saving ------------------------------------------------------------------------------
@@ -365,7 +379,9 @@ def test_another_plan_is_refused_at_iter_and_named_as_well_as_integers_can() -> 
         iter(loader)
     model, loader = fresh(total=41)
     model.load_state_dict(state)
-    with pytest.raises(PlanMismatch, match="its datasets differ"):
+    with pytest.raises(
+        PlanMismatch, match=r"its datasets .*differ \(1 datasets, 1 shards, 40 samples then"
+    ):
         iter(loader)
 
 

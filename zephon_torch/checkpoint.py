@@ -46,21 +46,21 @@ class DataProgress(nn.Module):
     def __init__(self, *, restore: bool = True) -> None:
         super().__init__()
         self.restore = restore
-        self._loader: _Bindable | None = None
+        self.loader: _Bindable | None = None
         self._words: list[int] | None = None
         self.register_load_state_dict_pre_hook(_tolerate_absence)  # type: ignore[no-untyped-call]
 
     def bind(self, loader: _Bindable) -> None:
         """Follow a loader; hands it what was loaded before."""
-        self._loader = loader
+        self.loader = loader
         if self._words is not None and self.restore:
             loader.stage_words(self._words)
         self._words = None
 
     def words(self) -> list[int]:
         """The integers a checkpoint would carry now; all zero if there is nothing to say."""
-        if self._loader is not None:
-            return self._loader.progress.to_words()
+        if self.loader is not None:
+            return self.loader.progress.to_words()
         return [0] * NUM_WORDS if self._words is None else list(self._words)
 
     def get_extra_state(self) -> torch.Tensor:
@@ -73,10 +73,10 @@ class DataProgress(nn.Module):
         words = _words_of(state)
         if not self.restore or state is None or (words and not any(words)):
             return
-        if self._loader is None:
+        if self.loader is None:
             self._words = words
         else:
-            self._loader.stage_words(words)
+            self.loader.stage_words(words)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DataProgress:
         return _detached(self.restore, self.words(), self.training)
@@ -87,7 +87,7 @@ class DataProgress(nn.Module):
     def extra_repr(self) -> str:
         """For ``print(model)``."""
         try:
-            return "" if self._loader is None else repr(self._loader.progress)
+            return "" if self.loader is None else repr(self.loader.progress)
         except StateError as error:
             return str(error)
 
@@ -110,7 +110,8 @@ def bind(
         The child.
 
     Raises:
-        ConfigurationError: the model has another attribute of that name.
+        ConfigurationError: the model has another attribute of that name, follows another loader
+            under it, or is wrapped already.
 
     Example:
         >>> import torch
@@ -122,6 +123,11 @@ def bind(
         >>> model.state_dict()["data_progress._extra_state"][2].item()  # samples delivered
         2
     """
+    if isinstance(model, nn.parallel.DistributedDataParallel) or hasattr(model, "_orig_mod"):
+        raise ConfigurationError(
+            f"the model is wrapped already ({type(model).__name__}): bind the model itself, before "
+            "it is wrapped, so that its keys are the same with and without the wrapping"
+        )
     child = getattr(model, name, None)
     if child is None:
         child = DataProgress(restore=restore)
@@ -130,6 +136,11 @@ def bind(
         raise ConfigurationError(
             f"the model has an attribute {name!r} already, a {type(child).__name__}: give bind() "
             "another name="
+        )
+    elif child.loader is not None and child.loader is not loader:
+        raise ConfigurationError(
+            f"the model's {name!r} carries the progress of another loader: give this one a name= "
+            f"of its own, or call model.{name}.bind(loader) to put it in the other's place"
         )
     child.restore = child.restore and restore
     child.bind(loader)

@@ -146,8 +146,6 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             drop_last=drop_last,
             world=World(rank, num_replicas, mesh),
         )
-        if rank is not None:
-            splitter.check()
         self.source, self.datasets = source, source.datasets
         self._pipeline = make_pipeline(source, transform, takes_rng, collate_fn, on_error)
         super().__init__(

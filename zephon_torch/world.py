@@ -69,6 +69,13 @@ class World:
         return self._resolved
 
     @property
+    def is_known(self) -> bool:
+        """Whether rank and world are settled already: given, or torch.distributed is up."""
+        if self._given is not None or self._mesh is not None:
+            return True
+        return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+    @property
     def rank(self) -> int:
         """This process's data-parallel rank."""
         return self.resolve()[0]

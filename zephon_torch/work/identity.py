@@ -33,11 +33,13 @@ class PlanIdentity:
         description: JSON text of at most 64 KiB.
         digests: one signed 64-bit integer for each of seed, options, mixture, datasets: lets a
             state without a description still name the part that differs.
+        sizes: number of datasets, of their shards and of their samples.
     """
 
     fingerprint: str
     description: str
     digests: tuple[int, int, int, int]
+    sizes: tuple[int, int, int]
 
 
 def identify(
@@ -59,6 +61,11 @@ def identify(
     return PlanIdentity(
         fingerprint=hashlib.sha256(b"".join(digests)).hexdigest(),
         description=_describe(seed, options, datasets, weights),
+        sizes=(
+            len(datasets),
+            sum(dataset.num_shards for dataset in datasets),
+            sum(dataset.num_samples for dataset in datasets),
+        ),
         digests=tuple(int.from_bytes(d[:8], "little", signed=True) for d in digests),  # type: ignore[arg-type]
     )
 

@@ -6,8 +6,9 @@ state; it is the same on every rank and says nothing about ranks, workers or bat
 
 - **dict form** (``loader.state_dict()``): plain ints and strings under fixed keys, JSON-able.
 - **words form** (:func:`zephon_torch.bind`): 16 signed 64-bit integers,
-  ``[version, epoch, delivered, lanes, fingerprint x 4, digests x 4, checksum, 0, 0, 0]``; digests
-  are those of :class:`~zephon_torch.work.identity.PlanIdentity`.
+  ``[version, epoch, delivered, lanes, fingerprint x 4, digests x 4, datasets, shards, samples, 0,
+  checksum]``; digests and the three counts are those of
+  :class:`~zephon_torch.work.identity.PlanIdentity`, so that a mismatch can still be told.
 """
 
 from __future__ import annotations
@@ -23,7 +24,12 @@ from zephon_torch.work.identity import PARTS, PlanIdentity, difference
 STATE_VERSION = 1
 NUM_WORDS = 16
 MAX_EPOCH = (1 << 62) - 1
-_CHECKSUM_AT = 12
+_TOLD = {
+    "seed": "its seed",
+    "options": "its options (shuffling, stop rules, max_samples, chunk_size and so on)",
+    "mixture": "its weights",
+    "datasets": "its datasets (their names, shards or sizes)",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,7 @@ class Progress:
         fingerprint: of the plan, 64 hexadecimal digits.
         description: JSON text of the plan; empty where the state came as words.
         digests: of the parts of the plan; empty where the state came as a dict.
+        sizes: datasets, shards and samples of the plan; empty likewise.
     """
 
     epoch: int
@@ -45,12 +52,19 @@ class Progress:
     fingerprint: str
     description: str = field(default="", compare=False, repr=False)
     digests: tuple[int, ...] = field(default=(), compare=False, repr=False)
+    sizes: tuple[int, ...] = field(default=(), compare=False, repr=False)
 
     @classmethod
     def at(cls, identity: PlanIdentity, *, epoch: int, delivered: int, lanes: int) -> Progress:
         """Progress on a plan."""
         return cls(
-            epoch, delivered, lanes, identity.fingerprint, identity.description, identity.digests
+            epoch,
+            delivered,
+            lanes,
+            identity.fingerprint,
+            identity.description,
+            identity.digests,
+            identity.sizes,
         )
 
     def to_dict(self, counted: str = "delivered") -> dict[str, int | str]:
@@ -112,8 +126,10 @@ class Progress:
             self.lanes,
             *(_signed(data[i : i + 8]) for i in range(0, 32, 8)),
             *(self.digests or (0,) * len(PARTS)),
+            *(self.sizes or (0, 0, 0)),
         ]
-        return [*words, _checksum(words), 0, 0, 0]
+        words += [0] * (NUM_WORDS - 1 - len(words))
+        return [*words, _checksum(words)]
 
     @classmethod
     def from_words(cls, words: Sequence[int]) -> Progress:
@@ -124,7 +140,7 @@ class Progress:
                 cast of all tensors to bfloat16).
         """
         is_whole = len(words) == NUM_WORDS and all(-(1 << 63) <= w < 1 << 63 for w in words)
-        if not is_whole or _checksum(words[:_CHECKSUM_AT]) != words[_CHECKSUM_AT]:
+        if not is_whole or _checksum(words[:-1]) != words[-1]:
             raise StateError(
                 f"the data progress in the state is not {NUM_WORDS} integers whose checksum holds: "
                 "they were changed, for example by casting every tensor of a checkpoint to a float "
@@ -134,7 +150,10 @@ class Progress:
         numbers = {"epoch": words[1], "delivered": words[2], "lanes": words[3]}
         fingerprint = b"".join(w.to_bytes(8, "little", signed=True) for w in words[4:8]).hex()
         return cls(
-            *_checked(numbers, "delivered"), fingerprint=fingerprint, digests=tuple(words[8:12])
+            *_checked(numbers, "delivered"),
+            fingerprint=fingerprint,
+            digests=tuple(words[8:12]),
+            sizes=tuple(words[12:15]),
         )
 
     def check(self, identity: PlanIdentity) -> None:
@@ -147,8 +166,9 @@ class Progress:
             return
         raise PlanMismatch(
             f"the checkpoint belongs to another plan: {self._difference(identity)}. Build the "
-            "loader as it was, or continue at the same epoch and number of samples of the new "
-            "plan with load_state_dict(state, strict=False): samples may then repeat or be missed"
+            "loader as it was; or accept the new plan, to go on at the same epoch and number of "
+            "samples of its order (samples of this epoch may then repeat or be missed), with "
+            "loader.load_state_dict(loader.state_dict(), strict=False)"
         )
 
     def _difference(self, identity: PlanIdentity) -> str:
@@ -158,7 +178,14 @@ class Progress:
         pairs = zip(PARTS, self.digests, identity.digests, strict=False)
         parts = [part for part, then, now in pairs if then not in (0, now)]
         if parts:
-            return f"its {' and '.join(parts)} differ (the state carries no description of them)"
+            then, now = _sizes_in_words(self.sizes), _sizes_in_words(identity.sizes)
+            sizes = f" ({then} then, {now} now)" if then != now and "datasets" in parts else ""
+            told_parts = " and ".join(_TOLD[part] for part in parts)
+            differ = "differ" if parts != ["seed"] else "differs"
+            return (
+                f"{told_parts} {differ}{sizes}. A model's state has no room to say more; "
+                "loader.state_dict(), saved beside it, does"
+            )
         return f"fingerprint {self.fingerprint[:12]} then, {identity.fingerprint[:12]} now"
 
 
@@ -193,6 +220,13 @@ def _hexadecimal(fingerprint: str) -> str:
 def _checksum(words: Sequence[int]) -> int:
     data = b"".join(int(word).to_bytes(8, "little", signed=True) for word in words)
     return _signed(hashlib.sha256(b"zephon_torch/progress" + data).digest()[:8])
+
+
+def _sizes_in_words(sizes: Sequence[int]) -> str:
+    return ", ".join(
+        f"{size:,} {what}"
+        for size, what in zip(sizes, ("datasets", "shards", "samples"), strict=False)
+    )
 
 
 def _signed(data: bytes) -> int:

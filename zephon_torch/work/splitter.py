@@ -112,7 +112,7 @@ class ChunkSplitter(DistributedSampler[list[Pointer]]):
         self._batch_size, self._global_batch_size = batch_size, global_batch_size
         self.world = World(rank, num_replicas) if world is None else world
         smallest = global_batch_size or batch_size or 1
-        if rank is not None:
+        if self.world.is_known:
             self.check()
         elif drop_last and source.total_samples < smallest:
             self._refuse_empty_epoch(smallest)

@@ -108,7 +108,7 @@ class JsonlReader:
         if b"\n" in line[before:].strip(BLANKS):
             self._refuse_index(f"record {sample} spans several lines")
         message = f"{self._shard}, {self._place(sample)}: {_describe(error, before)}"
-        raise RecordError(message) from error
+        raise RecordError(message) from None  # the error's own line number counts in the record
 
     def _place(self, sample: int) -> str:
         start = int(self._offsets[sample])
