@@ -384,7 +384,8 @@ def run(
     """Consume one sample at a time until a rule says stop, or for `limit` samples."""
     if options.exhausted_policy == "redistribute":
         return run_redistributed(sizes, weights, options, limit)
-    given = options.exhausted_policy is not None or options.max_repeats is not None
+    # a mapping that names nobody is as good as none
+    given = bool(options.exhausted_policy) or options.max_repeats not in (None, {})
     floor = options.stop_after_passes
     if floor is None and not given:
         floor = 1

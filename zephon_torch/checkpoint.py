@@ -48,6 +48,7 @@ class DataProgress(nn.Module):
         self.restore = restore
         self.loader: _Bindable | None = None
         self._words: list[int] | None = None
+        self._loaded: list[int] = []
         self.register_load_state_dict_pre_hook(_tolerate_absence)  # type: ignore[no-untyped-call]
 
     def bind(self, loader: _Bindable) -> None:
@@ -60,8 +61,13 @@ class DataProgress(nn.Module):
     def words(self) -> list[int]:
         """The integers a checkpoint would carry now; all zero if there is nothing to say."""
         if self.loader is not None:
-            return self.loader.progress.to_words()
-        return [0] * NUM_WORDS if self._words is None else list(self._words)
+            try:
+                return self.loader.progress.to_words()
+            except (
+                StateError
+            ):  # the loader says so at its next use; weights can be saved all the same
+                return _sixteen(self._loaded)
+        return _sixteen(self._words or [])
 
     def get_extra_state(self) -> torch.Tensor:
         """Progress as an int64[16] tensor on the CPU. No collective, microseconds."""
@@ -70,7 +76,7 @@ class DataProgress(nn.Module):
 
     def set_extra_state(self, state: Any) -> None:
         """Stage what was loaded. Never raises: a model must not be left half loaded."""
-        words = _words_of(state)
+        words = self._loaded = _words_of(state)
         if not self.restore or state is None or (words and not any(words)):
             return
         if self.loader is None:
@@ -165,6 +171,12 @@ def _words_of(state: Any) -> list[int]:
         return [int(word) for word in state.detach().flatten().tolist()]
     except (OverflowError, ValueError, TypeError, RuntimeError, NotImplementedError):
         return []  # infinity, NaN, complex, or a tensor without data
+
+
+def _sixteen(words: list[int]) -> list[int]:
+    """Unreadable words as they were loaded, as far as a tensor of 16 words can hold them."""
+    held = [max(-(1 << 63), min(word, (1 << 63) - 1)) for word in words[:NUM_WORDS]]
+    return held + [0] * (NUM_WORDS - len(held))
 
 
 def _tolerate_absence(

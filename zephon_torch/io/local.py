@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import glob as globbing
 import os
 import stat
@@ -86,16 +87,25 @@ def _walk(folder: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Itera
         for entry in entries:
             if is_ignored(entry.name):
                 continue
-            if entry.is_dir():
+            if _is_folder(entry):
                 yield from _walk(entry.path, f"{prefix}{entry.name}/", (*above, here))
             else:
                 yield from _stat_entry(entry, prefix + entry.name)
 
 
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
 def _stat_entry(entry: os.DirEntry[str], path: str) -> Iterator[FileInfo]:
     try:
         status = entry.stat()
-    except FileNotFoundError:
+    except OSError as error:
+        if not isinstance(error, FileNotFoundError) and error.errno != errno.ELOOP:
+            raise
         if entry.is_symlink():  # else: deleted since it was listed
             yield FileInfo(path, -1, 0)
         return

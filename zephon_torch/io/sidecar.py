@@ -140,7 +140,7 @@ def _parse_header(text: bytes, offsets_start: int) -> Header:
         content = json.loads(text)
         origin = Origin(*(content[name] for name in Origin.__slots__))
         num_samples, crc32 = int(content["num_samples"]), int(content["crc32"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise SidecarError("its header cannot be parsed") from error
     if num_samples < 0:
         raise SidecarError(f"its header claims {num_samples} records")

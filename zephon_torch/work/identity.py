@@ -21,6 +21,7 @@ ORDER_VERSION = 1
 """Raised whenever the same arguments would give another order of samples."""
 
 DESCRIPTION_LIMIT = 64 * 1024
+_NAMED_IN_OPTIONS = 100
 PARTS = ("seed", "options", "mixture", "datasets")
 
 
@@ -75,14 +76,15 @@ def difference(then: str, now: str) -> str | None:
     try:
         old, new = json.loads(then), json.loads(now)
         return _first_difference(old, new)
-    except (ValueError, TypeError, AttributeError, KeyError):
+    except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError):
         return None
 
 
 def _describe(
     seed: int, options: Mapping[str, Any], datasets: Sequence[Dataset], weights: Sequence[int]
 ) -> str:
-    head = {"order_version": ORDER_VERSION, "seed": seed, "options": dict(options)}
+    shown = {name: _shortened(value) for name, value in options.items()}
+    head = {"order_version": ORDER_VERSION, "seed": seed, "options": shown}
     entries = {
         dataset.name: {
             "weight": weight,
@@ -107,6 +109,14 @@ def _describe(
         if len(shorter) <= DESCRIPTION_LIMIT
         else _dump(head | {"num_datasets": len(entries)})
     )
+
+
+def _shortened(option: object) -> object:
+    """An option; one that names very many datasets by its digest."""
+    if not isinstance(option, Mapping) or len(option) <= _NAMED_IN_OPTIONS:
+        return option
+    digest = hashlib.sha256(_dump(option).encode()).hexdigest()[:16]
+    return {"datasets": len(option), "digest": digest}
 
 
 def _dump(value: object) -> str:

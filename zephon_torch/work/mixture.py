@@ -14,6 +14,7 @@ from numbers import Integral, Rational, Real
 
 from zephon_torch.errors import MixtureError
 
+_LARGEST_EXPONENT = 400  # of a Decimal; a float's is 308
 TOTAL_LIMIT = 1 << 46
 """Largest sum of integer weights: keeps the products inside a chunk below 2**62."""
 
@@ -70,7 +71,7 @@ def _exact(name: object, weight: object) -> Fraction:
     if fraction is None or fraction < 0:
         raise MixtureError(
             f"weight of dataset {name!r} is {weight!r}: expected a finite number >= 0 "
-            "(zero leaves the dataset out)"
+            "(zero leaves the dataset out), as a Decimal between 1e-400 and 1e400"
         )
     return fraction
 
@@ -84,14 +85,16 @@ def _as_fraction(weight: object) -> Fraction | None:
     if isinstance(weight, Rational):
         return Fraction(weight)
     if isinstance(weight, Decimal):
-        return Fraction(weight) if weight.is_finite() else None
+        # an exponent of millions would be written out digit by digit
+        fits = weight.is_finite() and abs(weight.adjusted()) <= _LARGEST_EXPONENT
+        return Fraction(weight) if fits else None
     if not math.isfinite(weight):
         return None
     # str, not repr: numpy's repr carries the type, its str is the shortest text at that precision
     return Fraction(str(weight))
 
 
-def integer_weights(weights: Sequence[Fraction], limit: int = TOTAL_LIMIT) -> list[int]:
+def integer_weights(weights: Sequence[Fraction], limit: int | None = TOTAL_LIMIT) -> list[int]:
     """Positive integers in the ratio of positive rationals, with a sum of at most `limit`.
 
     Exact whenever the reduced ratio fits. Otherwise `limit` units are shared out: each weight gets
@@ -103,14 +106,16 @@ def integer_weights(weights: Sequence[Fraction], limit: int = TOTAL_LIMIT) -> li
 
     Args:
         weights: positive rationals, at most `limit` of them.
-        limit: largest sum.
+        limit: largest sum; None: any, so that the ratio is exact.
     """
     common = math.lcm(*(w.denominator for w in weights))
     scaled = [w.numerator * (common // w.denominator) for w in weights]
     divisor = math.gcd(*scaled)
     scaled = [v // divisor for v in scaled]
     total = sum(scaled)
-    return scaled if total <= limit else _largest_remainder(scaled, total, limit)
+    if limit is None or total <= limit:
+        return scaled
+    return _largest_remainder(scaled, total, limit)
 
 
 def _largest_remainder(scaled: list[int], total: int, limit: int) -> list[int]:

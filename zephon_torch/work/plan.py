@@ -28,7 +28,7 @@ from zephon_torch.io.dataset import Dataset
 from zephon_torch.work.apportion import MAX_POSITION
 from zephon_torch.work.composition import Composition
 from zephon_torch.work.identity import identify
-from zephon_torch.work.mixture import MixtureSpec, integer_weights
+from zephon_torch.work.mixture import TOTAL_LIMIT, MixtureSpec, integer_weights
 from zephon_torch.work.options import PlanOptions
 from zephon_torch.work.order import SampleOrder
 from zephon_torch.work.permutation import MAX_N, Int64Array
@@ -117,7 +117,8 @@ class Plan:
             seed=options.seed,
             options=options.as_dict(),
             datasets=present,
-            weights=list(self.weights.values()),
+            # segments after a departure are apportioned anew, from the exact weights
+            weights=integer_weights(weights, None if options.rules.redistributes else TOTAL_LIMIT),
         )
         self._segments = Segments(names, weights, sizes, options.rules)
         self.length = self._segments.length

@@ -24,6 +24,7 @@ from zephon_torch.work.identity import PARTS, PlanIdentity, difference
 STATE_VERSION = 1
 NUM_WORDS = 16
 MAX_EPOCH = (1 << 62) - 1
+MAX_LANES = 1 << 30
 _TOLD = {
     "seed": "its seed",
     "options": "its options (shuffling, stop rules, max_samples, chunk_size and so on)",
@@ -195,6 +196,10 @@ def _checked(numbers: dict[str, int], counted: str) -> tuple[int, int, int]:
             raise StateError(
                 f"{key!r} in the state is {numbers[key]}, expected {minimum} or more, below 2**62"
             )
+    if numbers["lanes"] > MAX_LANES:
+        raise StateError(
+            f"'lanes' in the state is {numbers['lanes']}, expected {MAX_LANES} at most"
+        )
     return numbers["epoch"], numbers[counted], numbers["lanes"]
 
 

@@ -22,11 +22,10 @@ from zephon_torch.work.delivery import items_of, positions_of, rank_places
 from zephon_torch.work.identity import PlanIdentity
 from zephon_torch.work.permutation import Int64Array
 from zephon_torch.work.plan import Pointers
-from zephon_torch.work.progress import MAX_EPOCH
+from zephon_torch.work.progress import MAX_EPOCH, MAX_LANES
 from zephon_torch.work.source import ChunkNode, WorkChunk, WorkSource
 from zephon_torch.world import World
 
-_MAX_LANES = 1 << 30
 _SLAB = 16384  # positions whose pointers are computed at once
 _FIRST_SLAB_STEPS = 8  # the first slab is short: a resumed run should start at once
 
@@ -107,7 +106,7 @@ class ChunkSplitter(DistributedSampler[list[Pointer]]):
         self.source, self.drop_last = source, drop_last
         self.dataset = _Sized(source)  # type: ignore[assignment]
         self.epoch, self.seed, self.shuffle = 0, source.seed, source.is_shuffled
-        self.lanes = checks.integer("lanes", lanes, minimum=1, maximum=_MAX_LANES)
+        self.lanes = checks.integer("lanes", lanes, minimum=1, maximum=MAX_LANES)
         self.on_set_epoch: Callable[[int], None] | None = None
         self._batch_size, self._global_batch_size = batch_size, global_batch_size
         self.world = World(rank, num_replicas) if world is None else world
