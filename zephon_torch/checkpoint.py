@@ -63,9 +63,7 @@ class DataProgress(nn.Module):
         if self.loader is not None:
             try:
                 return self.loader.progress.to_words()
-            except (
-                StateError
-            ):  # the loader says so at its next use; weights can be saved all the same
+            except StateError:  # told at the loader's next use; the weights can be saved
                 return _sixteen(self._loaded)
         return _sixteen(self._words or [])
 

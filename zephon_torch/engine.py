@@ -8,9 +8,11 @@ nowhere else. What crosses to them is a work item, what comes back is a whole ba
 from __future__ import annotations
 
 import os
+import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 from zephon_torch.nodes.pipeline import Pipeline
@@ -38,8 +40,8 @@ class Run(Protocol):
 class Engine(Protocol):
     """Makes runs."""
 
-    def run(self, items: Iterator[WorkItem]) -> Run:
-        """Begin a pass over work items."""
+    def run(self, items: Iterator[WorkItem], seed: int) -> Run:
+        """Begin a pass over work items; `seed` is for global generators of processes it starts."""
         ...
 
     def close(self) -> None:
@@ -83,7 +85,7 @@ class InlineEngine:
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
 
-    def run(self, items: Iterator[WorkItem]) -> Run:
+    def run(self, items: Iterator[WorkItem], seed: int) -> Run:
         """Begin a pass."""
         return _InlineRun(self._pipeline, items)
 
@@ -135,7 +137,7 @@ class ThreadEngine:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_pool": None}
 
-    def run(self, items: Iterator[WorkItem]) -> Run:
+    def run(self, items: Iterator[WorkItem], seed: int) -> Run:
         """Begin a pass."""
         return _ThreadRun(self, self._pipeline, items, self._depth, self._finish_here)
 
@@ -144,7 +146,7 @@ class ThreadEngine:
         if self._pool is None or self._pid != os.getpid():
             self._pid = os.getpid()
             self._pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="zephon-reader")
-        return self._pool.submit(function, item)
+        return self._pool.submit(_unless_exiting, function, item)
 
     def close(self) -> None:
         """Wait for the batches in flight and end the threads."""
@@ -167,6 +169,7 @@ class _ThreadRun:
         self._depth, self._finish_here = depth, finish_here
         self._in_flight: deque[tuple[WorkItem, Future[Any]]] = deque()
         self._pid = os.getpid()
+        weakref.finalize(self, _cancel, self._in_flight)  # whoever drops the run wants no more
 
     def __next__(self) -> tuple[WorkItem, Any]:
         if self._pid != os.getpid():
@@ -193,8 +196,20 @@ class _ThreadRun:
         """After a fork: what was in flight belongs to threads that this process does not have."""
         self._pid = os.getpid()
         items = [item for item, _ in self._in_flight]
-        self._in_flight = deque((item, self._engine.submit(self._function, item)) for item in items)
+        self._in_flight.clear()
+        self._in_flight.extend((item, self._engine.submit(self._function, item)) for item in items)
 
     def close(self) -> None:
-        while self._in_flight:
-            self._in_flight.popleft()[1].cancel()
+        _cancel(self._in_flight)
+
+
+def _cancel(in_flight: deque[tuple[WorkItem, Future[Any]]]) -> None:
+    while in_flight:
+        in_flight.popleft()[1].cancel()
+
+
+def _unless_exiting(function: Callable[[WorkItem], Any], item: WorkItem) -> Any:
+    """Call, but not while the interpreter exits: it would wait for all that is queued."""
+    if not threading.main_thread().is_alive():
+        raise CancelledError
+    return function(item)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ from zephon_torch.engine import Run
 from zephon_torch.errors import StaleIteratorError
 from zephon_torch.nodes.made import BadRecord, Made
 from zephon_torch.prepared import Prepared, prepared
+from zephon_torch.work.permutation import text_key
 from zephon_torch.work.splitter import WorkItem
 
 if TYPE_CHECKING:
@@ -63,8 +65,13 @@ class Iteration(Iterator[Any]):
         self._is_adopted = False  # whether the state counts from `start`: since the first batch
         self._ended = False
         self._prepared: Prepared | None = None
+        self._lock = threading.RLock()
 
     def __next__(self) -> Any:
+        with self._lock:  # several threads may share an iterator, as torch's
+            return self._next()
+
+    def _next(self) -> Any:
         if self._ended:
             raise StopIteration
         begun = time.perf_counter()
@@ -97,7 +104,11 @@ class Iteration(Iterator[Any]):
         if previous is not None:
             previous.close()
         self._start, self._loads = self._cursor.begin(), self._cursor.loads
-        run = loader._engine.run(loader._splitter.items(*self._start))
+        splitter = loader._splitter
+        # not the same on two ranks or after a resume, as with torch's own seeds
+        place = (splitter.seed, splitter.rank, *self._start)
+        seed = text_key("zephon_torch/workers/1", *map(str, place)) >> 1
+        run = loader._engine.run(splitter.items(*self._start), seed)
         loader._live = weakref.ref(self)
         self._prepared = prepared(loader)
         if self._prepared is not None:

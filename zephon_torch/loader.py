@@ -188,7 +188,6 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 worker_init_fn=worker_init_fn,
                 multiprocessing_context=multiprocessing_context,
                 persistent_workers=persistent_workers,
-                seed=source.seed,
             ),
         )
         self._live: weakref.ref[Iteration] | None = None

@@ -37,7 +37,6 @@ class WorkerOptions:
     worker_init_fn: Callable[[int], None] | None
     multiprocessing_context: str | BaseContext | None
     persistent_workers: bool
-    seed: int
 
 
 class WorkerEngine:
@@ -46,6 +45,8 @@ class WorkerEngine:
     def __init__(self, pipeline: Pipeline, options: WorkerOptions) -> None:
         self._pipeline, self._options = pipeline, options
         self._feed = _Feed()
+        # a private one: iter() of torch's loader would draw from the global generator
+        self._generator = torch.Generator()
         self._loader: torch.utils.data.DataLoader[Any] | None = None
         # weak: an iterator that nobody holds any more ends its processes
         self._iterator: weakref.ref[Any] | None = None
@@ -53,8 +54,12 @@ class WorkerEngine:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_feed": _Feed(), "_loader": None, "_iterator": None}
 
-    def run(self, items: Iterator[WorkItem]) -> _WorkerRun:
-        """Begin a pass; starts the processes, or wakes the persistent ones."""
+    def run(self, items: Iterator[WorkItem], seed: int) -> _WorkerRun:
+        """Begin a pass; starts the processes, or wakes the persistent ones.
+
+        `seed` seeds the workers' global generators, as torch does from its own global one.
+        """
+        self._generator.manual_seed(seed)
         self._feed.handing = _Handing(items)
         if self._loader is None:
             self._loader = self._make_loader()
@@ -71,14 +76,12 @@ class WorkerEngine:
 
     def _make_loader(self) -> torch.utils.data.DataLoader[Any]:
         options = self._options
-        # a private generator: iter() of torch's loader would draw from the global one
-        generator = torch.Generator().manual_seed(options.seed % (1 << 63))
         return torch.utils.data.DataLoader(
             _Batches(self._pipeline),
             batch_size=None,
             sampler=self._feed,
             collate_fn=_as_is,
-            generator=generator,
+            generator=self._generator,
             num_workers=options.num_workers,
             prefetch_factor=options.prefetch_factor,
             pin_memory=options.pin_memory,
