@@ -49,7 +49,7 @@ class LocalStorage(Storage):
     def info(self, path: str) -> FileInfo:
         """Return size and stamp as they are now."""
         status = os.stat(self.url(path))
-        return FileInfo(path, status.st_size, status.st_mtime_ns)
+        return FileInfo(path, status.st_size, _stamp(status))
 
     def read(self, path: str, start: int, stop: int) -> bytes:
         """Read one range."""
@@ -110,4 +110,9 @@ def _stat_entry(entry: os.DirEntry[str], path: str) -> Iterator[FileInfo]:
             yield FileInfo(path, -1, 0)
         return
     if stat.S_ISREG(status.st_mode):
-        yield FileInfo(path, status.st_size, status.st_mtime_ns)
+        yield FileInfo(path, status.st_size, _stamp(status))
+
+
+def _stamp(status: os.stat_result) -> int:
+    """Modification time in ns, at least 1: anything below means that a store tells none."""
+    return max(1, status.st_mtime_ns)
