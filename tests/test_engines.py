@@ -19,7 +19,7 @@ import torch
 from toys import batches, flat, ids, memory, mixture_of, one, three_in_files, write_shards
 
 from zephon_torch import DataLoader
-from zephon_torch.errors import ZephonError
+from zephon_torch.errors import WorkerError, ZephonError
 from zephon_torch.io import Dataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -331,3 +331,14 @@ def test_worker_options_are_torchs() -> None:
 
 def _fail_in_worker(number: int) -> None:
     raise RuntimeError("no worker today")
+
+
+def unpicklable(samples: list[int]) -> Any:
+    return lambda: samples
+
+
+@pytest.mark.timeout(60)
+def test_a_batch_that_cannot_be_sent_is_an_error_and_no_hang() -> None:
+    loader = DataLoader(list(range(8)), 4, num_workers=1, collate_fn=unpicklable)
+    with loader, pytest.raises(WorkerError, match=r"cannot be sent from its worker.*num_workers=0"):
+        next(iter(loader))

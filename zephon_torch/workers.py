@@ -6,6 +6,8 @@ code there is for that. It sees a map-style dataset whose keys are work items.
 
 from __future__ import annotations
 
+import io
+import pickle
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -223,15 +225,38 @@ class _Batches(torch.utils.data.Dataset[Any]):
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
+        self._is_checked = False
 
     def __getitem__(self, item: WorkItem) -> tuple[int, Any, ExceptionWrapper | None]:
         try:
-            return item.start, self._pipeline(item), None
+            made = self._pipeline(item)
+            if not self._is_checked:
+                _check_it_can_be_sent(made)
+                self._is_checked = True
+            return item.start, made, None
         except Exception:
             worker = torch.utils.data.get_worker_info()
             where = f"in DataLoader worker process {worker.id if worker else 0}"
             error = ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
             return item.start, None, error
+
+
+class _WithoutTensors(pickle.Pickler):
+    """Pickles all but tensors, which torch sends in ways of its own."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        return (int, ()) if isinstance(obj, torch.Tensor) else NotImplemented
+
+
+def _check_it_can_be_sent(batch: Any) -> None:
+    """Raise for a batch that cannot be pickled: torch's queue drops it, and its reader hangs."""
+    try:
+        _WithoutTensors(io.BytesIO()).dump(batch)
+    except Exception as error:
+        raise WorkerError(
+            f"a batch cannot be sent from its worker process ({type(error).__name__}: {error}): "
+            "let transform and collate_fn return tensors and plain values, or use num_workers=0"
+        ) from error
 
 
 def _as_is(result: Any) -> Any:
