@@ -1,4 +1,4 @@
-"""Copies, pickles and forks of a loader in the middle of an epoch: nothing that moves is shared."""
+"""Copies, forks and interrupts of a loader in mid-epoch: nothing that moves is shared or lost."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import copy
 import json
 import os
 import pickle
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,3 +73,41 @@ def test_a_forked_child_goes_on_with_the_same_iterator(
     os.waitpid(child, 0)
     assert [batch["id"][0].item() for batch in iterator] == list(range(4, 40, 4))
     loader.close()
+
+
+class Preempted(Exception):
+    """What a handler of a signal raises, wherever Python happens to be."""
+
+
+class Slow:
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, i: int) -> int:
+        time.sleep(0.05)
+        return i
+
+
+@pytest.mark.parametrize("engine", [{"num_threads": 2}, {"num_workers": 2}])
+def test_a_signal_while_next_waits_costs_no_batch(engine: dict[str, Any]) -> None:
+    def preempt(*_: object) -> None:
+        raise Preempted
+
+    before = signal.signal(signal.SIGALRM, preempt)
+    try:
+        with DataLoader(Slow(), 4, **engine) as loader:
+            iterator, seen = iter(loader), []
+            while True:
+                signal.setitimer(signal.ITIMER_REAL, 0.02 if len(seen) == 2 else 0)
+                try:
+                    seen.append(next(iterator).tolist())
+                    assert loader.pointers is not None
+                    assert loader.pointers.sample.tolist() == seen[-1]
+                except Preempted:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                    seen.append(next(iterator).tolist())
+                except StopIteration:
+                    break
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert seen == [list(range(i, i + 4)) for i in range(0, 32, 4)]

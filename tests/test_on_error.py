@@ -141,6 +141,17 @@ def test_nothing_but_bad_records_raises(tmp_path: Path) -> None:
         assert "16 samples" in str(caught.value.__notes__)
 
 
+def refuse_as_image_decoders_do(sample: dict[str, int]) -> int:
+    if sample["id"] in BAD_IDS:
+        raise OSError("cannot identify image file")
+    return sample["id"]
+
+
+def test_an_os_error_of_a_transform_is_a_bad_record(folder: Path) -> None:
+    skipping = loader(folder, "skip", transform=refuse_as_image_decoders_do)
+    assert sorted(x for batch, _ in batches(skipping) for x in batch) == GOOD
+
+
 def test_an_error_of_the_storage_is_raised_always() -> None:
     class Broken:
         def __len__(self) -> int:

@@ -8,6 +8,8 @@ from zephon_torch import checks
 from zephon_torch.errors import ConfigurationError
 from zephon_torch.nodes.tolerate import OnError
 
+_MOST = 1024  # workers or threads: more is a slip, and would take the machine down
+
 
 def refuse_torch_arguments(
     *, sampler: Any, batch_sampler: Any, generator: Any, in_order: bool
@@ -33,13 +35,13 @@ def refuse_torch_arguments(
 
 def check_engine(num_workers: int, num_threads: int | None, prefetch_factor: int | None) -> None:
     """Refuse numbers of workers, threads and batches ahead that cannot work."""
-    for name, value, minimum in (
-        ("num_workers", num_workers, 0),
-        ("num_threads", num_threads, 0),
-        ("prefetch_factor", prefetch_factor, 1),
+    for name, value, minimum, maximum in (
+        ("num_workers", num_workers, 0, _MOST),
+        ("num_threads", num_threads, 0, _MOST),
+        ("prefetch_factor", prefetch_factor, 1, None),
     ):
         if value is not None or name == "num_workers":
-            checks.integer(name, value, minimum=minimum)
+            checks.integer(name, value, minimum=minimum, maximum=maximum)
     if num_workers and num_threads is not None:
         raise ConfigurationError(
             f"num_workers={num_workers} and num_threads={num_threads}: use processes or threads"

@@ -182,13 +182,17 @@ class _ThreadRun:
         if not self._in_flight:
             raise StopIteration
         item, future = self._in_flight[0]
-        try:
-            batch = future.result()
-            if self._finish_here:
-                batch = self._pipeline.finish(item, batch)
-        except Exception:
+        error = future.exception()  # what a signal handler raises while this waits costs no batch
+        if error is not None:
             self._in_flight.popleft()
-            raise
+            raise error
+        batch = future.result()
+        if self._finish_here:
+            try:
+                batch = self._pipeline.finish(item, batch)
+            except Exception:
+                self._in_flight.popleft()
+                raise
         self._in_flight.popleft()
         return item, batch
 

@@ -107,7 +107,8 @@ class Tolerance:
         try:
             return self.transform([sample], pointer, epoch, self.fetcher.name)[0]
         except Exception as error:
-            if not _is_bad_record(error):
+            # no storage is behind it here: decoders of images raise OSError for a bad image
+            if not isinstance(error, OSError) and not _is_bad_record(error):
                 raise
             return _Failed(error)
 
