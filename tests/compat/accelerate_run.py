@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import Any
 
@@ -54,3 +55,6 @@ if __name__ == "__main__":
         result = train(**json.loads(line))
         if Accelerator(cpu=True).is_main_process:
             print("RESULT", json.dumps(result), flush=True)
+    # gloo's threads outlive the process group, and may abort a Python that is shutting down
+    sys.stdout.flush()
+    os._exit(0)
