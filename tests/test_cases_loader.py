@@ -510,8 +510,8 @@ def test_c13c_a_killed_trainer_leaves_no_orphan() -> None:
         trainer.wait(timeout=30)
         trainer.stdout.close()  # type: ignore[union-attr]
     try:
-        # ten seconds on an idle machine: workers look every five whether their parent lives
-        wait_until(lambda: not any(map(is_running, workers)), seconds=30)
+        # some ten seconds as a rule: workers look every five whether their parent lives
+        wait_until(lambda: not any(map(is_running, workers)), seconds=90)
     finally:
         for pid in filter(is_running, workers):
             os.kill(pid, signal.SIGKILL)

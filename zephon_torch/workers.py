@@ -109,8 +109,13 @@ class WorkerEngine:
     def _shut_down(self) -> None:
         iterator = self._iterator() if self._iterator is not None else None
         shut_down = getattr(iterator, "_shutdown_workers", None)
-        if shut_down is not None:  # torch's iterator otherwise ends them in its __del__
+        if shut_down is None:  # torch's iterator otherwise ends them in its __del__
+            return
+        try:
             shut_down()
+        except RuntimeError as error:  # a worker crashed on its way out: it was to end anyway
+            if not str(error).startswith(_WORKER_DIED):
+                raise
 
     def close(self) -> None:
         """End the processes."""
