@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 from hypothesis import settings
 
@@ -20,3 +23,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "long" in item.keywords:
             item.add_marker(skip)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three shards of 7, 30 and 1 records and an empty one."""
+    root = tmp_path / "data"
+    start = 0
+    for name, size in [("a/0", 7), ("a/1", 30), ("b", 0), ("c", 1)]:
+        path = root / f"{name}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps({"id": start + i}) + "\n" for i in range(size)))
+        start += size
+    return root

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import pickle
 import subprocess
@@ -24,19 +23,6 @@ from zephon_torch.errors import ConfigurationError, DatasetError, RecordError
 from zephon_torch.io import Dataset, Shard
 
 MILLION = 1_000_000
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Three shards of 7, 30 and 1 records and an empty one."""
-    root = tmp_path / "data"
-    start = 0
-    for name, size in [("a/0", 7), ("a/1", 30), ("b", 0), ("c", 1)]:
-        path = root / f"{name}.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(json.dumps({"id": start + i}) + "\n" for i in range(size)))
-        start += size
-    return root
 
 
 class Squares:

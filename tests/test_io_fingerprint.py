@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 
 import pytest
@@ -11,19 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zephon_torch.io import Dataset
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Three shards of 7, 30 and 1 records and an empty one."""
-    root = tmp_path / "data"
-    start = 0
-    for name, size in [("a/0", 7), ("a/1", 30), ("b", 0), ("c", 1)]:
-        path = root / f"{name}.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(json.dumps({"id": start + i}) + "\n" for i in range(size)))
-        start += size
-    return root
 
 
 def test_fingerprint_is_the_documented_encoding(folder: Path) -> None:
