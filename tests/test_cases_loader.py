@@ -679,7 +679,8 @@ def test_c17_break_after_one_batch_again_and_again(
                 levels.append(held())
         # what is just ending may still be there; a leak would be there a hundred times
         assert all(levels[1][kind] <= levels[0][kind] + 8 for kind in before), levels
-    wait_until(lambda: held() == before)
+    # fewer is no leak: what another test or the first loader left was still ending at `before`
+    wait_until(lambda: all(count <= before[kind] for kind, count in held().items()))
 
 
 def test_c17_loaders_made_and_forgotten(tmp_path: Path) -> None:
