@@ -149,18 +149,17 @@ class Cursor:
         delivered = self.place[1]
         return 0 if self._is_over(delivered) else delivered
 
-    def is_last(self, item: WorkItem) -> bool:
-        """Whether a batch is the last of its epoch."""
-        return self._is_over(item.stop)
-
     def end_epoch(self, epoch: int) -> None:
         """An iterator has come to the end of an epoch, whether or not its last batch came."""
         if self._epoch == epoch:
             self._move_to(epoch + 1, 0)
 
     def advance(self, item: WorkItem) -> None:
-        """Count a batch that is handed over."""
-        self._move_to(item.epoch, item.stop)
+        """Count a batch that is handed over. The end of an epoch is the start of the next."""
+        if item.is_last:
+            self._move_to(item.epoch + 1, 0)
+        else:
+            self._move_to(item.epoch, item.stop)
 
     def set_epoch(self, epoch: int) -> None:
         """Ask for an epoch; see the rules above."""
@@ -199,8 +198,5 @@ class Cursor:
         return delivered > 0 and self._splitter.steps_between(delivered, total) <= 0
 
     def _move_to(self, epoch: int, delivered: int) -> None:
-        """Stand at a place; the end of an epoch is the start of the next."""
-        if self._is_over(delivered):
-            epoch, delivered = epoch + 1, 0
         self._epoch, self._delivered = epoch, delivered
         self._splitter.epoch = epoch

@@ -7,8 +7,11 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from zephon_torch.engine import Run
@@ -16,6 +19,7 @@ from zephon_torch.errors import StaleIteratorError
 from zephon_torch.nodes.made import BadRecord, Made
 from zephon_torch.prepared import Prepared, prepared
 from zephon_torch.work.permutation import text_key
+from zephon_torch.work.plan import Pointers
 from zephon_torch.work.splitter import WorkItem
 
 if TYPE_CHECKING:
@@ -49,6 +53,20 @@ class LoaderStats:
         self.samples += samples
         self.num_bad += len(bad)
         self.bad += bad[: max(0, _BAD_LISTED - len(self.bad))]
+
+
+class InHand:
+    """What is known of the batch that was handed over last."""
+
+    def __init__(self, pointers: Pointers, valid: npt.NDArray[np.bool_] | None) -> None:
+        self.pointers, self._real = pointers, valid
+
+    @cached_property
+    def valid(self) -> torch.Tensor:
+        """bool[b], which of its samples are real; made when it is asked for."""
+        if self._real is None:
+            return torch.ones(len(self.pointers), dtype=torch.bool)
+        return torch.from_numpy(self._real.copy())
 
 
 class Iteration(Iterator[Any]):
@@ -85,7 +103,7 @@ class Iteration(Iterator[Any]):
             raise
         batch = self._pinned(made.data)
         if self._prepared is not None:
-            batch = self._prepared.hand_over(batch, is_last=self._cursor.is_last(item))
+            batch = self._prepared.hand_over(batch, is_last=item.is_last)
         self._count(item, made)
         self._loader.stats.wait_seconds += time.perf_counter() - begun
         return batch
@@ -153,12 +171,8 @@ class Iteration(Iterator[Any]):
 
     def _count(self, item: WorkItem, made: Made) -> None:
         """Count a batch that is handed over."""
-        loader, size = self._loader, len(made.pointers)
         self._adopt()
         self._cursor.advance(item)
-        loader.pointers = made.pointers
-        if made.valid is None:
-            loader.valid, real = torch.ones(size, dtype=torch.bool), size
-        else:
-            loader.valid, real = torch.from_numpy(made.valid.copy()), int(made.valid.sum())
-        loader.stats.count(real, made.bad)
+        self._loader._in_hand = InHand(made.pointers, made.valid)
+        real = len(made.pointers) if made.valid is None else int(made.valid.sum())
+        self._loader.stats.count(real, made.bad)

@@ -23,7 +23,7 @@ from zephon_torch.arguments import (
 )
 from zephon_torch.cursor import Cursor
 from zephon_torch.engine import make_engine
-from zephon_torch.iteration import Iteration, LoaderStats
+from zephon_torch.iteration import InHand, Iteration, LoaderStats
 from zephon_torch.nodes.pipeline import make_pipeline
 from zephon_torch.nodes.pointed import PointedSamples
 from zephon_torch.nodes.tolerate import OnError
@@ -78,8 +78,6 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     Attributes:
         datasets: the datasets that ``pointers.dataset`` counts in.
-        pointers: pointers of the batch in hand; None before the first.
-        valid: bool[b] tensor, which samples of the batch in hand are real (not padding).
         stats: what was handed over and how long the loop waited.
 
     Raises:
@@ -171,8 +169,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self.prefetch_factor = prefetch_factor
         self.pin_memory_device = pin_memory_device
         self.stats = LoaderStats()
-        self.pointers: Pointers | None = None
-        self.valid: torch.Tensor | None = None
+        self._in_hand: InHand | None = None
         self._splitter = splitter
         self._cursor = Cursor(splitter, lanes)
         splitter.on_set_epoch = self._cursor.set_epoch
@@ -238,6 +235,16 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._settle()
         total = self.source.total_samples
         return self._splitter.steps_between(self._cursor.delivered_next, total)
+
+    @property
+    def pointers(self) -> Pointers | None:
+        """Pointers of the batch in hand; None before the first."""
+        return None if self._in_hand is None else self._in_hand.pointers
+
+    @property
+    def valid(self) -> torch.Tensor | None:
+        """bool[b], which samples of the batch in hand are real, not padding; None before it."""
+        return None if self._in_hand is None else self._in_hand.valid
 
     @property
     def epoch(self) -> int:

@@ -21,6 +21,7 @@ import torch.utils.data
 from torch._utils import ExceptionWrapper
 
 from zephon_torch.errors import WorkerError
+from zephon_torch.nodes.made import Made
 from zephon_torch.nodes.pipeline import Pipeline
 from zephon_torch.work.splitter import WorkItem
 
@@ -151,7 +152,7 @@ class _WorkerRun:
                 batch = self._pipeline(item)
             else:
                 result, self._early = self._early, None
-                batch = result.batch_or_raise()
+                batch = result.made_or_raise(item)
         except Exception:
             self._handed_out.popleft()
             raise
@@ -187,13 +188,15 @@ class _Result:
     """What a worker made of the item that begins at `start`: a batch or an error."""
 
     start: int
-    batch: Any
+    data: Any
+    rest: tuple[Any, ...] | None
     error: ExceptionWrapper | None
 
-    def batch_or_raise(self) -> Any:
+    def made_or_raise(self, item: WorkItem) -> Made:
         if self.error is not None:
             self.error.reraise()  # type: ignore[no-untyped-call]
-        return self.batch
+        rest = (item.pointers, item.valid) if self.rest is None else self.rest
+        return Made(self.data, *rest)
 
 
 class _Handing:
@@ -224,7 +227,8 @@ class _Feed:
 class _Batches(torch.utils.data.Dataset[Any]):
     """What torch takes for a map-style dataset: its keys are work items.
 
-    Its values are (start, batch, error): an error travels as a value, so that it stays with its
+    Its values are (start, data, rest, error). `rest` is what else was made, None where that is the
+    item's own: it need not travel back. An error travels as a value, so that it stays with its
     batch whatever else torch's iterator raises.
     """
 
@@ -232,18 +236,19 @@ class _Batches(torch.utils.data.Dataset[Any]):
         self._pipeline = pipeline
         self._is_checked = False
 
-    def __getitem__(self, item: WorkItem) -> tuple[int, Any, ExceptionWrapper | None]:
+    def __getitem__(self, item: WorkItem) -> tuple[int, Any, Any, ExceptionWrapper | None]:
         try:
             made = self._pipeline(item)
             if not self._is_checked:
                 _check_it_can_be_sent(made)
                 self._is_checked = True
-            return item.start, made, None
+            data, *rest = made
+            return item.start, data, None if made.pointers is item.pointers else rest, None
         except Exception:
             worker = torch.utils.data.get_worker_info()
             where = f"in DataLoader worker process {worker.id if worker else 0}"
             error = ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
-            return item.start, None, error
+            return item.start, None, None, error
 
 
 class _WithoutTensors(pickle.Pickler):

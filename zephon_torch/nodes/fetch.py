@@ -1,7 +1,7 @@
 """Reads the samples that pointers point to.
 
-Pointers are grouped by shard, each group is read at once in file order, and the samples come back
-in the order of the pointers. Readers are opened by the process and thread that uses them: nothing
+Pointers are grouped by shard, each group is read at once, and the samples come back in the order of
+the pointers. Readers are opened by the process and thread that uses them: nothing
 open crosses a fork, and two threads never share a handle.
 """
 
@@ -11,6 +11,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ class Fetcher:
 
     def __init__(self, datasets: Sequence[Dataset]) -> None:
         self.datasets = tuple(datasets)
+        self._has_one_shard = [len(d.shard_num_samples) for d in self.datasets] == [1]
         self._open = _OpenReaders()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -47,13 +49,16 @@ class Fetcher:
             RecordError: a record that cannot be decoded. What an in-memory or torch dataset raises
                 comes as it is, with a note that names the samples that were read.
         """
+        shards, datasets = pointers.shard, pointers.dataset
+        if not len(pointers):
+            return []
+        if self._has_one_shard or not len(_edges(datasets, shards)):
+            return self._read_shard(int(datasets[0]), int(shards[0]), pointers.sample)
         samples: list[Any] = [None] * len(pointers)
-        for group in _by_shard(pointers):
-            dataset, shard = int(pointers.dataset[group[0]]), int(pointers.shard[group[0]])
-            numbers = pointers.sample[group]
-            for place, sample in zip(
-                group.tolist(), self._read_shard(dataset, shard, numbers), strict=True
-            ):
+        for group in _by_shard(datasets, shards):
+            dataset, shard = int(datasets[group[0]]), int(shards[group[0]])
+            read = self._read_shard(dataset, shard, pointers.sample[group])
+            for place, sample in zip(group.tolist(), read, strict=True):
                 samples[place] = sample
         return samples
 
@@ -113,9 +118,14 @@ class _OpenReaders(threading.local):
         self._readers.clear()
 
 
-def _by_shard(pointers: Pointers) -> list[Int64Array]:
-    """Indices of the pointers of each shard, in the order of the file."""
-    order = np.lexsort((pointers.sample, pointers.shard, pointers.dataset))
-    shard, dataset = pointers.shard[order], pointers.dataset[order]
-    edges = np.flatnonzero((np.diff(shard) != 0) | (np.diff(dataset) != 0)) + 1
-    return np.split(order, edges) if len(order) else []
+def _by_shard(datasets: Int64Array, shards: Int64Array) -> list[Int64Array]:
+    """Indices of the pointers of each shard, in the order in which they came."""
+    order = np.lexsort((shards, datasets))
+    edges = _edges(datasets[order], shards[order]).tolist()
+    return [order[start:stop] for start, stop in pairwise((0, *edges, len(order)))]
+
+
+def _edges(datasets: Int64Array, shards: Int64Array) -> Int64Array:
+    """Where a pointer is of another shard than the one before it."""
+    differs = (datasets[1:] != datasets[:-1]) | (shards[1:] != shards[:-1])
+    return np.flatnonzero(differs) + 1

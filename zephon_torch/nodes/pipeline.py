@@ -54,6 +54,8 @@ class Pipeline:
 
     def _finish_tolerantly(self, tolerance: Tolerance, item: WorkItem, samples: list[Any]) -> Made:
         kept = tolerance.finish(item, samples)
+        if not kept.bad:
+            return Made(self.collate(kept.samples, item.pointers), item.pointers, item.valid)
         valid = None if all(kept.valid) else np.array(kept.valid)
         data = self.collate(kept.samples, kept.pointers)
         return Made(data, kept.pointers, valid, tuple(kept.bad))

@@ -36,7 +36,7 @@ class PointedSamples(torch.utils.data.Dataset[Any]):
     def __getitems__(self, pointers: Sequence[Pointer]) -> list[Any]:
         fields = (np.array(field, np.int64) for field in zip(*pointers, strict=True))
         epochs, pass_index, dataset, shard, sample = fields
-        item = WorkItem(int(epochs[0]), 0, 0, Pointers(dataset, shard, sample, pass_index), None)
+        item = WorkItem(int(epochs[0]), 0, 0, Pointers(dataset, shard, sample, pass_index))
         samples = self._pipeline.read(item)
         transform = self._pipeline.transform
         if transform is None:

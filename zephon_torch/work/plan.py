@@ -59,6 +59,10 @@ class Pointers:
     def __getitem__(self, where: slice | Int64Array) -> Pointers:
         return Pointers(*(a[where] for a in self.arrays()))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As one block: a worker process is sent pointers with every batch."""
+        return _unpacked, (np.concatenate(self.arrays()).tobytes(),)
+
     def arrays(self) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
         """The four arrays in the order of the attributes."""
         return self.dataset, self.shard, self.sample, self.pass_index
@@ -66,6 +70,10 @@ class Pointers:
     def __iter__(self) -> Iterator[tuple[int, int, int]]:
         """(dataset, shard, sample) one by one, as ints."""
         return zip(*(a.tolist() for a in self.arrays()[:3]), strict=True)
+
+
+def _unpacked(block: bytes) -> Pointers:
+    return Pointers(*np.frombuffer(block, np.int64).reshape(4, -1).copy())
 
 
 class Plan:

@@ -49,13 +49,15 @@ class WorkItem:
         start, stop: delivered indices [start, stop) of the global batch.
         pointers: this rank's samples.
         valid: bool[b], which of them are real; None where all are.
+        is_last: whether no batch of the epoch comes after it.
     """
 
     epoch: int
     start: int
     stop: int
     pointers: Pointers
-    valid: npt.NDArray[np.bool_] | None
+    valid: npt.NDArray[np.bool_] | None = None
+    is_last: bool = False
 
 
 class ChunkSplitter(DistributedSampler[list[Pointer]]):
@@ -257,10 +259,12 @@ class ChunkSplitter(DistributedSampler[list[Pointer]]):
         )
         pointers = self.source.pointers(self._positions(delivered, lanes), epoch)
         edges = np.cumsum([0, *widths]).tolist()
-        return [
-            WorkItem(epoch, start, start + n, pointers[edges[i] : edges[i + 1]], shares[n][1])
-            for i, (start, n) in enumerate(zip(starts, sizes, strict=True))
-        ]
+        needed = size if self.drop_last else 1  # samples that another batch would take
+        items = []
+        for i, (start, n) in enumerate(zip(starts, sizes, strict=True)):
+            own, stop = pointers[edges[i] : edges[i + 1]], start + n
+            items.append(WorkItem(epoch, start, stop, own, shares[n][1], total - stop < needed))
+        return items
 
     def _positions(self, delivered: Int64Array, lanes: int) -> Int64Array:
         total = self.source.total_samples

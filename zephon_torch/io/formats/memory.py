@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import length_hint
 from typing import Any
 
 import numpy as np
@@ -25,20 +26,19 @@ class MemoryReader:
         self._shard = shard
 
     def read(self, samples: npt.NDArray[np.int64]) -> list[Any]:
-        """Items by number; see `Reader.read`."""
+        """Items by number, asked for in this order; see `Reader.read`."""
         samples = np.asarray(samples, dtype=np.int64)
         check_bounds(samples, self._num_samples, self._shard)
-        numbers = (samples + self._start).tolist()
-        if getattr(self._samples, "__getitems__", None):
+        numbers, held = (samples + self._start).tolist(), self._samples
+        if getattr(held, "__getitems__", None):
             return self._read_at_once(numbers)
-        items: list[Any] = []
+        left = iter(numbers)
         try:
-            for number in numbers:
-                items.append(self._samples[number])  # noqa: PERF401 - tells which one failed
+            return [held[number] for number in left]
         except Exception as error:
-            error.add_note(f"at record {numbers[len(items)] - self._start} of {self._shard}")
+            failed = numbers[len(numbers) - length_hint(left) - 1] - self._start
+            error.add_note(f"at record {failed} of {self._shard}")
             raise
-        return items
 
     def close(self) -> None:
         """Nothing to let go of."""

@@ -40,7 +40,7 @@ def check_bounds(samples: npt.NDArray[np.int64], num_samples: int, shard: str) -
     Raises:
         RecordError: Naming the shard and the first such number.
     """
-    outside = (samples < 0) | (samples >= num_samples)
+    outside = samples.view(np.uint64) >= num_samples  # as such, a negative number is a huge one
     if outside.any():
         raise RecordError(
             f"{shard} has no record {samples[outside][0]}: it holds {num_samples:,} records, "
