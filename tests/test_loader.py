@@ -6,6 +6,7 @@ import inspect
 import math
 from collections.abc import Mapping
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -268,6 +269,36 @@ def test_pointers_say_where_the_batch_in_hand_came_from() -> None:
         assert loader.pointers is not None
         found = [loader.datasets[dataset][sample] for dataset, _, sample in loader.pointers]
         assert ids(batch) == found
+
+
+@pytest.mark.parametrize("engine", [{}, {"num_threads": 2}, {"num_workers": 1}])
+def test_provenance_comes_with_the_batch_when_asked_for(
+    folder: Path, engine: dict[str, Any]
+) -> None:
+    source = one(Dataset.from_path("web", folder), seed=1, shuffle_block_size="global")
+    with DataLoader(source, batch_size=5, provenance=True, **engine) as loader:
+        seen = []
+        for batch in loader:
+            assert batch["provenance"].dtype is torch.int64
+            where = batch["provenance"].tolist()
+            assert loader.pointers is not None and [tuple(w) for w in where] == [*loader.pointers]
+            web = loader.datasets[0]
+            before = np.cumsum([0, *web.shard_num_samples])
+            assert [int(before[shard]) + sample for _, shard, sample in where] == ids(batch)
+            seen += ids(batch)
+    assert sorted(seen) == list(range(38))
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        ([1, 2, 3], "the batch is a Tensor: make dicts"),
+        ([{"provenance": 1}] * 3, "the key 'provenance', which the batch has already"),
+    ],
+)
+def test_provenance_needs_a_place_to_go(samples: list[Any], message: str) -> None:
+    with pytest.raises(WorkerError, match=message):
+        next(iter(DataLoader(samples, batch_size=2, provenance=True)))
 
 
 def test_padding_is_marked_and_the_structure_of_a_batch_never_changes() -> None:

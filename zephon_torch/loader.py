@@ -71,6 +71,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         on_error: "raise"; "skip": the batch comes without records that cannot be decoded or
             transformed; "substitute": another sample of the same dataset stands in for them.
             ``stats`` counts and lists them. Errors of the storage are raised always.
+        provenance: add to each batch, which must be a dict then, "provenance": an int64[b, 3]
+            tensor of dataset (its number in :attr:`datasets`), shard and sample.
         num_threads: None: as said above; 0: inline; N: N threads that also transform and collate.
         rank, num_replicas: data-parallel rank and world; None reads torch.distributed at the first
             use.
@@ -124,6 +126,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         transform: Callable[..., Any] | None = None,
         takes_rng: bool = False,
         on_error: OnError = "raise",
+        provenance: bool = False,
         num_threads: int | None = None,
         rank: int | None = None,
         num_replicas: int | None = None,
@@ -145,7 +148,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             world=World(rank, num_replicas, mesh),
         )
         self.source, self.datasets = source, source.datasets
-        self._pipeline = make_pipeline(source, transform, takes_rng, collate_fn, on_error)
+        self._pipeline = make_pipeline(
+            source, transform, takes_rng, collate_fn, on_error, provenance
+        )
         super().__init__(
             PointedSamples(self._pipeline, source),
             batch_sampler=splitter,

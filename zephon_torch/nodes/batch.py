@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
 from torch.utils.data import default_collate
 
 from zephon_torch.errors import DatasetError, WorkerError
 from zephon_torch.work.plan import Pointers
+
+_PROVENANCE = "provenance"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,18 +23,25 @@ class Collate:
     Attributes:
         function: the user's collate_fn, which always gets a list; None for torch's default.
         names: names of the datasets that ``Pointers.dataset`` counts in.
+        provenance: whether dict batches get where their samples come from.
     """
 
     function: Callable[[list[Any]], Any] | None
     names: tuple[str, ...]
+    provenance: bool = False
 
     def __call__(self, samples: list[Any], pointers: Pointers) -> Any:
         """A batch.
 
         Raises:
             DatasetError: samples of different datasets with different keys, and no collate_fn.
-            WorkerError: the collate_fn raised StopIteration.
+            WorkerError: the collate_fn raised StopIteration, or made something that provenance
+                cannot be added to.
         """
+        batch = self._collated(samples, pointers)
+        return _with_provenance(batch, pointers) if self.provenance else batch
+
+    def _collated(self, samples: list[Any], pointers: Pointers) -> Any:
         try:
             if self.function is not None:
                 return self.function(samples)
@@ -56,3 +67,18 @@ class Collate:
                 f"{self.names[pointers.dataset[i]]!r} {has}. Give a transform that makes them "
                 "alike, or a collate_fn"
             )
+
+
+def _with_provenance(batch: Any, pointers: Pointers) -> Any:
+    if not isinstance(batch, MutableMapping):
+        raise WorkerError(
+            f"provenance=True adds a key to each batch, but the batch is a {type(batch).__name__}: "
+            "make dicts, or leave provenance= out and use loader.pointers"
+        )
+    if _PROVENANCE in batch:
+        raise WorkerError(
+            f"provenance=True adds the key {_PROVENANCE!r}, which the batch has already: rename "
+            "it in transform or collate_fn, or use loader.pointers"
+        )
+    batch[_PROVENANCE] = torch.from_numpy(np.stack(pointers.arrays()[:3], axis=1))
+    return batch

@@ -67,9 +67,10 @@ def make_pipeline(
     takes_rng: bool,
     collate_fn: Callable[[list[Any]], Any] | None,
     on_error: OnError,
+    provenance: bool,
 ) -> Pipeline:
     """The pipeline over a source's datasets that a loader's arguments ask for."""
     fetcher = Fetcher(source.datasets)
     user = None if transform is None else Transform(transform, takes_rng, source.seed, source.names)
     tolerance = None if on_error == "raise" else Tolerance(fetcher, user, on_error, source.seed)
-    return Pipeline(fetcher, user, Collate(collate_fn, source.names), tolerance)
+    return Pipeline(fetcher, user, Collate(collate_fn, source.names, provenance), tolerance)
