@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 SCRIPTS = Path(__file__).parent / "distributed"
@@ -57,32 +59,52 @@ class Launch:
         assert self._process.wait(timeout=seconds) != 0, "a killed rank went unnoticed"
 
     def kill(self) -> None:
-        """SIGKILL ranks and launcher, whatever they are doing.
+        """SIGKILL ranks and launcher, whatever they are doing, and see them gone.
 
-        The ranks go first, all at once, while the launcher is stopped and cannot interfere; then
-        it reaps them. They are in sessions of their own.
+        Ranks are in sessions of their own and would outlive their launcher. It is stopped first,
+        so that it starts no more of them and leaves the dead alone.
         """
         if not self.is_running:
             return
-        os.kill(self._process.pid, signal.SIGSTOP)
-        for rank in children(self._process.pid):
-            os.kill(rank, signal.SIGKILL)
-        os.kill(self._process.pid, signal.SIGCONT)
-        try:
-            self._process.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait(timeout=20)
+        launcher = self._process.pid
+        os.kill(launcher, signal.SIGSTOP)
+        ranks: set[int] = set()
+        while True:
+            is_stopped = state(launcher) in STOPPED
+            ranks |= set(children(launcher))
+            for rank in ranks:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(rank, signal.SIGKILL)
+            if is_stopped:
+                break
+            time.sleep(0.001)
+        self._process.kill()
+        self._process.wait(timeout=60)
+        deadline = time.monotonic() + 60
+        while not all(state(rank) in GONE for rank in ranks):
+            assert time.monotonic() < deadline, f"of {ranks} some are alive after SIGKILL"
+            time.sleep(0.001)
+
+
+# states of processes as proc(5) has them
+STOPPED = ("T", "Z", "X", "")
+GONE = ("Z", "X", "")
+
+
+def status(process: int) -> list[str]:
+    """What the kernel says of a process, from its state on; nothing where there is none."""
+    try:
+        # behind the name of the program, which is in brackets
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def state(process: int) -> str:
+    return (status(process) or [""])[0]
 
 
 def children(parent: int) -> list[int]:
     """Processes that a process has started, and not yet reaped."""
-    found = []
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = status.read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # it has ended meanwhile
-        if int(fields[1]) == parent:
-            found.append(int(status.parent.name))
-    return found
+    processes = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
+    return [process for process in processes if status(process)[1:2] == [str(parent)]]

@@ -74,7 +74,7 @@ class Run(Launch):
         while not reached(self.steps()):
             assert self.is_running, self.printed
             assert time.monotonic() < deadline, f"never got there:\n{self.printed}"
-            time.sleep(0.0005)
+            time.sleep(0.002)
 
     def kill_when(self, reached: Callable[[list[Line]], bool]) -> None:
         """SIGKILL all of it, launcher and ranks, as soon as rank 0 has got there."""
@@ -86,7 +86,7 @@ class Run(Launch):
         deadline = time.monotonic() + 100
         while not self.lines(rank):
             assert self.is_running and time.monotonic() < deadline, self.printed
-            time.sleep(0.0005)
+            time.sleep(0.002)
         os.kill(self.lines(rank)[0]["pid"], signal.SIGKILL)
         self.wait_for_failure()
 
