@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import combinations, islice, product
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,13 @@ from launch import Launch
 from toys import SIZES, STARTS, flat, ids, memory, mixture_of, three_in_files
 
 from zephon_torch import DataLoader
+from zephon_torch.work import WorkSource
 
 WORLDS = (1, 2, 3, 4)
 LEGS = range(3)
 Place = tuple[int, int]  # epoch and samples delivered
 Worlds = tuple[int, ...]  # of the legs so far
-MOST = 160  # samples that are looked at of an endless plan
+MOST = 144  # samples of an endless plan that are looked at: whole rounds for any lanes
 # the same shards as the files that the ranks read
 DATASETS = [
     memory(name, size, STARTS[name], [size // 3, size - size // 3]) for name, size in SIZES.items()
@@ -197,12 +198,16 @@ def total_samples(plan: str) -> int | float:
     return mixture_of(DATASETS, **PLANS[plan]).total_samples
 
 
+def reference_source(plan: str) -> WorkSource:
+    options = PLANS[plan] | ({"max_samples": MOST} if plan == "endless" else {})
+    return mixture_of(DATASETS, **options)
+
+
 @cache
 def one_by_one(plan: str, lanes: int) -> list[list[int]]:
     """The samples of three epochs in the order of their delivery: batches of one sample."""
-    loader = DataLoader(mixture_of(DATASETS, **PLANS[plan]), batch_size=1, lanes=lanes)
-    most = MOST if plan == "endless" else None
-    return [flat(ids(batch) for batch in islice(loader, most)) for _ in range(3)]
+    loader = DataLoader(reference_source(plan), batch_size=1, lanes=lanes)
+    return [flat(ids(batch) for batch in loader) for _ in range(3)]
 
 
 @cache
@@ -210,15 +215,15 @@ def never_stopped(
     plan: str, lanes: int, drop_last: bool, size: int, start: Place
 ) -> dict[Place, list[int]]:
     """Global batches of one process by the place after each, from a place on."""
-    source = mixture_of(DATASETS, **PLANS[plan])
-    loader = DataLoader(source, global_batch_size=size, lanes=lanes, drop_last=drop_last)
+    loader = DataLoader(
+        reference_source(plan), global_batch_size=size, lanes=lanes, drop_last=drop_last
+    )
     if start != (0, 0):
         place = {"epoch": start[0], "delivered": start[1]}
         loader.load_state_dict(loader.state_dict() | place)
-    most = MOST // size if plan == "endless" else None
     found: dict[Place, list[int]] = {}
-    while loader.epoch < 3 and len(found) != most:
-        for batch in islice(loader, most):
+    while loader.epoch < 3:
+        for batch in loader:
             found[loader.epoch, loader.delivered] = ids(batch)
     return found
 
