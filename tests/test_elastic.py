@@ -296,10 +296,10 @@ CHOSEN = covering(everything(), strength=2)
 
 @pytest.fixture(scope="module")
 def relay(tmp_path_factory: pytest.TempPathFactory) -> Relay:
-    return Relay(tmp_path_factory.mktemp("relay"), CHOSEN, seconds=100)
+    return Relay(tmp_path_factory.mktemp("relay"), CHOSEN, seconds=200)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)  # the first one waits for twelve launches
 @pytest.mark.parametrize("scenario", CHOSEN, ids=str)
 def test_a_run_goes_on_in_any_world(relay: Relay, scenario: Scenario) -> None:
     assert check(scenario, relay.steps) > 20
