@@ -5,103 +5,15 @@ What every rank trained on is compared with one loader of one process that was n
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from toys import flat, ids
-
-from zephon_torch import DataLoader
-from zephon_torch.work import Progress
-
-SCRIPTS = Path(__file__).parent / "distributed"
-sys.path.insert(0, str(SCRIPTS))
-
-from train import LANES, make_source  # noqa: E402
+from toys import flat
+from train_run import Line, Place, Run, first_index, global_steps, reference, saved_place
 
 pytestmark = pytest.mark.timeout(240)
-
-TOTAL = 250
-Place = tuple[int, int]  # epoch and samples delivered
-Line = dict[str, Any]
-
-
-class Run:
-    """One launch of torchrun in a session of its own."""
-
-    def __init__(self, folder: Path, world: int, global_batch_size: int, epochs: int) -> None:
-        self.world, self.size = world, global_batch_size
-        self._notes = folder / f"launch-{len(list(folder.glob('launch-*')))}"
-        self._notes.mkdir(parents=True)
-        output = (self._notes / "output").open("w")
-        self._process = subprocess.Popen(
-            [
-                sys.executable, "-m", "torch.distributed.run", "--standalone",
-                "--nproc-per-node", str(world), str(SCRIPTS / "train.py"),
-                str(folder), str(self._notes), str(global_batch_size), str(epochs),
-            ],
-            env=os.environ | {
-                "OMP_NUM_THREADS": "1",
-                "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-            },
-            stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
-        output.close()
-
-    def lines(self, rank: int = 0) -> list[Line]:
-        """What a rank has noted in this launch."""
-        path = self._notes / f"log.{rank}"
-        if not path.exists():
-            return []
-        whole = path.read_text().rpartition("\n")[0]
-        return [json.loads(line) for line in whole.splitlines() if line]
-
-    def steps(self, rank: int = 0) -> list[Line]:
-        return [line for line in self.lines(rank) if "ids" in line]
-
-    def wait(self) -> None:
-        """Until it ends by itself."""
-        code = self._process.wait(timeout=100)
-        assert code == 0, (self._notes / "output").read_text()
-        for rank in range(self.world):
-            assert self.lines(rank)[-1] == {"done": True}
-
-    def kill_when(self, reached: Callable[[list[Line]], bool]) -> None:
-        """SIGKILL all of it, launcher and ranks, as soon as rank 0 has got there."""
-        deadline = time.monotonic() + 100
-        while not reached(self.steps()):
-            assert self._process.poll() is None, (self._notes / "output").read_text()
-            assert time.monotonic() < deadline, "never got there"
-            time.sleep(0.0005)
-        self.kill()
-
-    def kill(self) -> None:
-        # The ranks first and all at once; the launcher is stopped so that it cannot interfere,
-        # then reaps them. They are in sessions of their own.
-        if self._process.poll() is None:
-            os.kill(self._process.pid, signal.SIGSTOP)
-        for rank in range(self.world):
-            for line in self.lines(rank)[:1]:
-                try:
-                    os.kill(line["pid"], signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGCONT)
-            try:
-                self._process.wait(timeout=20)
-            except subprocess.TimeoutExpired:
-                os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.wait(timeout=20)
 
 
 @pytest.fixture
@@ -115,31 +27,6 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     yield start
     for run in runs:
         run.kill()
-
-
-def reference(global_batch_size: int, start: Place = (0, 0), epochs: int = 3) -> Iterator[Line]:
-    """Batches of one process from a place on."""
-    loader = DataLoader(make_source(), global_batch_size=global_batch_size, lanes=LANES)
-    loader.load_state_dict(loader.state_dict() | {"epoch": start[0], "delivered": start[1]})
-    while loader.epoch < epochs:
-        for batch in loader:
-            yield {"epoch": loader.epoch, "stop": loader.delivered, "ids": ids(batch)}
-
-
-def saved_place(folder: Path) -> Place:
-    state = torch.load(folder / "model.pt", weights_only=True)
-    progress = Progress.from_words(state["data_progress._extra_state"].tolist())
-    return progress.epoch, progress.delivered
-
-
-def global_steps(run: Run) -> list[Line]:
-    """Steps that all ranks have noted, ranks one after the other."""
-    steps = zip(*(run.steps(rank) for rank in range(run.world)), strict=False)
-    joined = []
-    for step in steps:
-        assert len({(line["epoch"], line["stop"]) for line in step}) == 1, "ranks disagree"
-        joined.append(step[0] | {"ids": flat(line["ids"] for line in step)})
-    return joined
 
 
 def check(run: Run, start: Place, epochs: int = 3) -> list[Line]:
@@ -203,13 +90,6 @@ def kept(runs: list[Run]) -> list[list[int]]:
             if all(first_index(line) < place for place in following):
                 epochs[first_index(line)[0]] += line["ids"]
     return epochs
-
-
-def first_index(line: Line) -> Place:
-    """Where the global batch of a line began."""
-    if line["stop"] == 0:
-        return line["epoch"] - 1, TOTAL - len(line["ids"])
-    return line["epoch"], line["stop"] - len(line["ids"])
 
 
 def begin(run: Run) -> Place:

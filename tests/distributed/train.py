@@ -1,6 +1,8 @@
 """A training run under torchrun: steps, checkpoints by rank 0, and a note of what was trained on.
 
-Usage: train.py FOLDER NOTES GLOBAL_BATCH_SIZE EPOCHS
+Usage: train.py FOLDER NOTES GLOBAL_BATCH_SIZE EPOCHS ENGINE
+
+ENGINE is a JSON object: options of the loader, such as {"num_workers": 2}.
 
 Every rank notes each batch after the step on it: the epoch and the samples delivered that a state
 says then, and the ids of the real samples. The checkpoint of rank 0 is the model's state dict
@@ -52,13 +54,15 @@ def note(log: TextIO, **line: Any) -> None:
     log.flush()
 
 
-def main(folder: Path, notes: Path, global_batch_size: int, num_epochs: int) -> None:
+def main(
+    folder: Path, notes: Path, global_batch_size: int, num_epochs: int, engine: dict[str, int]
+) -> None:
     dist.init_process_group("gloo")
     rank, checkpoint = dist.get_rank(), folder / "model.pt"
     log = (notes / f"log.{rank}").open("a")
     note(log, pid=os.getpid(), world=dist.get_world_size())
 
-    loader = DataLoader(make_source(), global_batch_size=global_batch_size, lanes=LANES)
+    loader = DataLoader(make_source(), global_batch_size=global_batch_size, lanes=LANES, **engine)
     model = torch.nn.Linear(1, 1)
     bind(model, loader)
     if checkpoint.exists():
@@ -82,8 +86,8 @@ def main(folder: Path, notes: Path, global_batch_size: int, num_epochs: int) -> 
 
 
 if __name__ == "__main__":
-    folder, notes, batch, epochs = sys.argv[1:]
-    main(Path(folder), Path(notes), int(batch), int(epochs))
+    folder, notes, batch, epochs, engine = sys.argv[1:]
+    main(Path(folder), Path(notes), int(batch), int(epochs), json.loads(engine))
     # gloo's threads outlive the process group, and may abort a Python that is shutting down
     sys.stdout.flush()
     os._exit(0)
