@@ -113,6 +113,14 @@ def test_strip_leaves_other_extra_states_alone() -> None:
     assert strip(state, name="a") == {"my_data_progress._extra_state": 2, KEY: 3}
 
 
+def test_a_sequence_of_layers_computes_what_it_did() -> None:
+    """An nn.Sequential calls all its children, this one too."""
+    model = small()
+    expected = model(torch.ones(4, 2))
+    bind(model, make())
+    assert torch.equal(model(torch.ones(4, 2)), expected)
+
+
 def test_a_name_of_ones_own() -> None:
     model, loader = small(), make()
     child = bind(model, loader, name="rows")

@@ -58,6 +58,10 @@ class DataProgress(nn.Module):
             loader.stage_words(self._words)
         self._words = None
 
+    def forward(self, value: Any) -> Any:
+        """Hand on what came: in an ``nn.Sequential``, children are called one after the other."""
+        return value
+
     def words(self) -> list[int]:
         """The integers a checkpoint would carry now; all zero if there is nothing to say."""
         if self.loader is not None:
