@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint import load as dcp_load
 from torch.distributed.checkpoint import save as dcp_save
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.optim.swa_utils import AveragedModel
 from toys import batches, flat, ids, memory, one
 
@@ -95,6 +96,17 @@ def test_checkpoints_without_progress_load_and_change_nothing(strict: bool) -> N
     assert not result.missing_keys and not result.unexpected_keys
     assert list(old) == keys, "the caller's dict is left alone"
     assert loader.state_dict() == before
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_so_they_do_through_torchs_own_setter(full: bool) -> None:
+    model, loader = trained()
+    before = loader.state_dict()
+    set_model_state_dict(
+        model, small().state_dict(), options=StateDictOptions(full_state_dict=full)
+    )
+    assert loader.state_dict() == before
+    assert rest(loader) == ORDER
 
 
 def test_strip_is_for_models_that_have_none() -> None:
