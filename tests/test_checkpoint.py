@@ -414,6 +414,18 @@ def test_two_routes_that_agree_are_one() -> None:
     assert rest(loader) == AT_3
 
 
+@pytest.mark.parametrize("last", ["model", "loader"])
+def test_two_routes_from_another_plan_say_as_much_as_either_can(last: str) -> None:
+    weights, data = [part.state_dict() for part in trained()]
+    model, loader = fresh(total=41)
+    loader.load_state_dict(data)
+    model.load_state_dict(weights)
+    if last == "loader":
+        loader.load_state_dict(data)
+    with pytest.raises(PlanMismatch, match=r"dataset 'a'.*40 .*41"):
+        iter(loader)
+
+
 def test_two_routes_that_disagree_are_named() -> None:
     weights, data = trained(3)[0].state_dict(), trained(5)[1].state_dict()
     for first in ("model", "loader"):
