@@ -198,6 +198,22 @@ def test_every_way_of_saving_tensors_saves_it(way: Any, tmp_path: Path) -> None:
     assert rest(loader) == AT_3
 
 
+def test_safetensors_saves_and_loads_a_model_as_such(tmp_path: Path) -> None:
+    safetensors.torch.save_model(trained()[0], str(tmp_path / "model.safetensors"))
+    model, loader = fresh()
+    missing, unexpected = safetensors.torch.load_model(model, tmp_path / "model.safetensors")
+    assert not missing and not unexpected
+    assert rest(loader) == AT_3
+
+
+def test_a_model_in_bfloat16_keeps_its_integers(tmp_path: Path) -> None:
+    state = through_safetensors(trained()[0].to(torch.bfloat16).state_dict(), tmp_path)
+    assert state["0.weight"].dtype is torch.bfloat16 and state[KEY].dtype is torch.int64
+    model, loader = fresh()
+    model.to(torch.bfloat16).load_state_dict(state)
+    assert rest(loader) == AT_3
+
+
 def test_the_loader_itself_is_stateful_for_distributed_checkpoints(tmp_path: Path) -> None:
     _, loader = trained()
     restored = make()
@@ -254,6 +270,13 @@ def test_a_model_that_makes_its_own_and_is_loaded_before_the_loader_exists() -> 
     assert rest(loader) == AT_3
 
 
+def test_a_model_bound_only_after_it_was_loaded_takes_no_progress() -> None:
+    model, loader = small(), make()
+    model.load_state_dict(strip(trained()[0].state_dict()))
+    bind(model, loader)
+    assert rest(loader) == ORDER
+
+
 def test_progress_before_any_loader_says_nothing() -> None:
     progress = DataProgress()
     progress.set_extra_state(progress.get_extra_state())
@@ -297,6 +320,34 @@ def test_a_moving_average_of_the_model() -> None:
     seen = average.module.load_state_dict(model.state_dict())
     assert not seen.missing_keys
     assert (loader.epoch, loader.delivered) == (0, 12), "the average has no loader to move"
+    assert flat(batches(loop)) == AT_3
+
+
+def test_an_average_keeps_the_place_where_it_was_made() -> None:
+    """So it is the model's state that a run goes on from, and the average is stripped."""
+    model, loader = trained(1)
+    average = AveragedModel(model)
+    loop = iter(loader)
+    for _ in range(2):
+        next(loop)
+        average.update_parameters(model)
+    assert model.state_dict()[KEY][2] == 8
+    assert average.module.state_dict()[KEY][2] == 4
+    small().load_state_dict(strip(average.module.state_dict()))
+
+
+@pytest.mark.parametrize("taken", [strip, dict])
+def test_an_evaluation_of_the_average_in_the_middle_of_an_epoch(taken: Any) -> None:
+    model, loader = fresh()
+    average, evaluation = AveragedModel(model), DataLoader(list(range(10)), 4)
+    loop = iter(loader)
+    for _ in range(3):
+        next(loop)
+        average.update_parameters(model)
+        backup = {key: value.clone() for key, value in model.state_dict().items()}
+        model.load_state_dict(taken(average.module.state_dict()))
+        assert rest(evaluation) == list(range(10))
+        model.load_state_dict(backup)
     assert flat(batches(loop)) == AT_3
 
 

@@ -23,7 +23,7 @@ sys.path.insert(0, str(SCRIPTS))
 
 import checkpoints as script  # noqa: E402
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 WORLDS = [1, 2, 3, 4]
 IN_SHORT = ["2-3", "3-1", "1-4", "4-2"]
@@ -42,7 +42,7 @@ def launch(folder: Path, num_parts: int, pairs: list[str]) -> dict[str, Found]:
         },
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=600 if num_parts > 1 else 1800,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return {pair: json.loads((folder / f"{pair}.json").read_text()) for pair in pairs}
@@ -160,6 +160,7 @@ def test_another_plan_is_told_in_words_at_each_use(found: dict[str, Found], chan
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_the_full_product(tmp_path: Path) -> None:
     found = launch(tmp_path, 1, IN_FULL)
     assert len(found) == len(WORLDS) ** 2

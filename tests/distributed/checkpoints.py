@@ -10,7 +10,7 @@ A checkpoint is `FOLDER/WORLD/MODEL/WAY`: of a model that stands in one of `MODE
 by way, how many steps were done at the save, the weights that were loaded, and the global batches
 that came next. The weights are all made equal to the number of steps just before the save.
 
-All processes are forked from one that has done nothing but import torch, which takes the longest.
+All processes are forked from one that has imported all they need, which takes the longest.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
@@ -154,12 +153,13 @@ class Trainer:
         while True:
             yield from self.loader
 
-    def step(self) -> list[int]:
-        """One step, for real; ids of this rank's samples."""
+    def step(self, *, train: bool = True) -> list[int]:
+        """One step; ids of this rank's samples."""
         batch = next(self._batches)
-        self.wrapped(batch[:1, None] / 1000).mean().backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        if train:
+            self.wrapped(batch[:1, None] / 1000).mean().backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
         self.steps += 1
         return batch[self.loader.valid].tolist()
 
@@ -179,7 +179,7 @@ class Trainer:
 
 def following(trainer: Trainer) -> list[list[int]]:
     """The next global batches: data-parallel ranks one after the other, whose peers agree."""
-    mine = trainer.data_rank, [trainer.step() for _ in range(FOLLOWING)]
+    mine = trainer.data_rank, [trainer.step(train=number == 0) for number in range(FOLLOWING)]
     everyones: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyones, mine)
     by_rank = dict(everyones)
@@ -492,7 +492,7 @@ def process(rank: int, world: int, folder: Path, saved_by: int, part: Part | Non
     """One rank that saves, or loads a part."""
     store = dist.FileStore(str(folder / f"store-{saved_by}-{world}-{part}"), world)
     dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60)
+        "gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=120)
     )
     torch.manual_seed(rank)
     if part is None:
@@ -513,6 +513,7 @@ def launch(world: int, *args: Any) -> None:
 
 
 def main(folder: Path, num_parts: int, pairs: list[tuple[int, int]]) -> None:
+    compiled(nn.Linear(1, 1))(torch.ones(1, 1))  # imports what it needs, before the first fork
     for saved_by in sorted({saved_by for saved_by, _ in pairs}):
         launch(saved_by, folder, saved_by, None)
     for number, (saved_by, loaded_by) in enumerate(pairs):
