@@ -282,6 +282,13 @@ def load_beside(trainer: Trainer, path: Path) -> None:
     set_model_state_dict(trainer.wrapped, state)
 
 
+def load_beside_bound(trainer: Trainer, path: Path) -> None:
+    """The same checkpoint, into a model that carries the progress by now."""
+    state = strip(get_model_state_dict(trainer.wrapped))
+    dcp.load({"model": state, "loader": trainer.loader}, checkpoint_id=path)
+    set_model_state_dict(trainer.wrapped, state, options=StateDictOptions(strict=False))
+
+
 def save_async(trainer: Trainer, path: Path) -> None:
     """The loop goes on while it is written: what counts is the moment of the call."""
     state = {"model": get_model_state_dict(trainer.wrapped), "loader": trainer.loader}
@@ -380,6 +387,12 @@ ACROSS: list[tuple[str, str, str, Way]] = [
     ("DDP, compiled", "DCP", "FSDP2", Way(save_sharded, load_sharded)),
     ("FSDP2", "DCP with the optimizer", "compiled", Way(save_sharded, load_with_optimizer)),
     ("tensor parallel, FSDP2", "DCP", "DDP", Way(save_sharded, load_sharded)),
+    (
+        "FSDP2",
+        "DCP of the loader beside a model",
+        "DDP",
+        Way(save_beside, load_beside_bound),
+    ),
 ]
 # ways through which another plan has to be noticed
 NOTICED: list[tuple[str, str]] = [
