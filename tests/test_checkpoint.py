@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint import load as dcp_load
 from torch.distributed.checkpoint import save as dcp_save
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.optim.swa_utils import AveragedModel
 from toys import batches, flat, ids, memory, one
 
@@ -97,6 +98,17 @@ def test_checkpoints_without_progress_load_and_change_nothing(strict: bool) -> N
     assert loader.state_dict() == before
 
 
+@pytest.mark.parametrize("full", [False, True])
+def test_so_they_do_through_torchs_own_setter(full: bool) -> None:
+    model, loader = trained()
+    before = loader.state_dict()
+    set_model_state_dict(
+        model, small().state_dict(), options=StateDictOptions(full_state_dict=full)
+    )
+    assert loader.state_dict() == before
+    assert rest(loader) == ORDER
+
+
 def test_strip_is_for_models_that_have_none() -> None:
     state = trained()[0].state_dict()
     with pytest.raises(RuntimeError, match="data_progress"):
@@ -111,6 +123,14 @@ def test_strip_leaves_other_extra_states_alone() -> None:
     state = {"a._extra_state": 1, "my_data_progress._extra_state": 2, KEY: 3}
     assert strip(state) == {"a._extra_state": 1, "my_data_progress._extra_state": 2}
     assert strip(state, name="a") == {"my_data_progress._extra_state": 2, KEY: 3}
+
+
+def test_a_sequence_of_layers_computes_what_it_did() -> None:
+    """An nn.Sequential calls all its children, this one too."""
+    model = small()
+    expected = model(torch.ones(4, 2))
+    bind(model, make())
+    assert torch.equal(model(torch.ones(4, 2)), expected)
 
 
 def test_a_name_of_ones_own() -> None:
@@ -178,6 +198,22 @@ def test_every_way_of_saving_tensors_saves_it(way: Any, tmp_path: Path) -> None:
     assert rest(loader) == AT_3
 
 
+def test_safetensors_saves_and_loads_a_model_as_such(tmp_path: Path) -> None:
+    safetensors.torch.save_model(trained()[0], str(tmp_path / "model.safetensors"))
+    model, loader = fresh()
+    missing, unexpected = safetensors.torch.load_model(model, tmp_path / "model.safetensors")
+    assert not missing and not unexpected
+    assert rest(loader) == AT_3
+
+
+def test_a_model_in_bfloat16_keeps_its_integers(tmp_path: Path) -> None:
+    state = through_safetensors(trained()[0].to(torch.bfloat16).state_dict(), tmp_path)
+    assert state["0.weight"].dtype is torch.bfloat16 and state[KEY].dtype is torch.int64
+    model, loader = fresh()
+    model.to(torch.bfloat16).load_state_dict(state)
+    assert rest(loader) == AT_3
+
+
 def test_the_loader_itself_is_stateful_for_distributed_checkpoints(tmp_path: Path) -> None:
     _, loader = trained()
     restored = make()
@@ -234,6 +270,13 @@ def test_a_model_that_makes_its_own_and_is_loaded_before_the_loader_exists() -> 
     assert rest(loader) == AT_3
 
 
+def test_a_model_bound_only_after_it_was_loaded_takes_no_progress() -> None:
+    model, loader = small(), make()
+    model.load_state_dict(strip(trained()[0].state_dict()))
+    bind(model, loader)
+    assert rest(loader) == ORDER
+
+
 def test_progress_before_any_loader_says_nothing() -> None:
     progress = DataProgress()
     progress.set_extra_state(progress.get_extra_state())
@@ -277,6 +320,34 @@ def test_a_moving_average_of_the_model() -> None:
     seen = average.module.load_state_dict(model.state_dict())
     assert not seen.missing_keys
     assert (loader.epoch, loader.delivered) == (0, 12), "the average has no loader to move"
+    assert flat(batches(loop)) == AT_3
+
+
+def test_an_average_keeps_the_place_where_it_was_made() -> None:
+    """So it is the model's state that a run goes on from, and the average is stripped."""
+    model, loader = trained(1)
+    average = AveragedModel(model)
+    loop = iter(loader)
+    for _ in range(2):
+        next(loop)
+        average.update_parameters(model)
+    assert model.state_dict()[KEY][2] == 8
+    assert average.module.state_dict()[KEY][2] == 4
+    small().load_state_dict(strip(average.module.state_dict()))
+
+
+@pytest.mark.parametrize("taken", [strip, dict])
+def test_an_evaluation_of_the_average_in_the_middle_of_an_epoch(taken: Any) -> None:
+    model, loader = fresh()
+    average, evaluation = AveragedModel(model), DataLoader(list(range(10)), 4)
+    loop = iter(loader)
+    for _ in range(3):
+        next(loop)
+        average.update_parameters(model)
+        backup = {key: value.clone() for key, value in model.state_dict().items()}
+        model.load_state_dict(taken(average.module.state_dict()))
+        assert rest(evaluation) == list(range(10))
+        model.load_state_dict(backup)
     assert flat(batches(loop)) == AT_3
 
 
@@ -392,6 +463,18 @@ def test_two_routes_that_agree_are_one() -> None:
     model.load_state_dict(weights)
     loader.load_state_dict(data)
     assert rest(loader) == AT_3
+
+
+@pytest.mark.parametrize("last", ["model", "loader"])
+def test_two_routes_from_another_plan_say_as_much_as_either_can(last: str) -> None:
+    weights, data = [part.state_dict() for part in trained()]
+    model, loader = fresh(total=41)
+    loader.load_state_dict(data)
+    model.load_state_dict(weights)
+    if last == "loader":
+        loader.load_state_dict(data)
+    with pytest.raises(PlanMismatch, match=r"dataset 'a'.*40 .*41"):
+        iter(loader)
 
 
 def test_two_routes_that_disagree_are_named() -> None:

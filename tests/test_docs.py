@@ -1,12 +1,15 @@
-"""The README's Python is run, block after block; its shell commands name things that exist."""
+"""Python of README and docs is run, block after block; shell commands name things that exist."""
 
 from __future__ import annotations
 
 import doctest
 import importlib
 import importlib.util
+import os
 import pkgutil
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,10 +18,11 @@ import zephon_torch
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+DOCS = sorted((ROOT / "docs").glob("*.md"))
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+def blocks(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
 def test_python_blocks_of_the_readme_run_in_order(
@@ -34,12 +38,51 @@ def test_python_blocks_of_the_readme_run_in_order(
         assert table in printed
 
 
+# in a process of its own, because gloo's threads may abort a Python that is shutting down
+ONE_RANK = """
+import os, sys
+import torch.distributed
+
+store = torch.distributed.FileStore("store", 1)
+torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+namespace = {"__name__": "docs"}
+for number in range(int(sys.argv[1])):
+    block = open(f"{number}.py").read()
+    exec(compile(block, f"Python block {number}", "exec"), namespace)
+print("done", flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
+def test_python_blocks_of_the_docs_run_in_order(page: Path, tmp_path: Path) -> None:
+    """Under a process group of one rank."""
+    found = blocks("python", page.read_text())
+    for number, block in enumerate(found):
+        (tmp_path / f"{number}.py").write_text(block)
+    path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-c", ONE_RANK, str(len(found))],
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.stdout.endswith("done\n"), done.stdout + done.stderr
+
+
+def test_the_readme_names_every_page_of_the_docs() -> None:
+    for page in DOCS:
+        assert f"docs/{page.name}" in README
+
+
 def test_shell_blocks_of_the_readme_name_what_exists() -> None:
     commands = blocks("bash")
     assert len(commands) == 2
     assert "examples/train_mixture.py" in commands[0]
     assert "pytest" in commands[1]
-    for path in re.findall(r"`?((?:examples|tests|notebooks|benchmarks)/[\w./]+\w)`?", README):
+    for path in re.findall(r"`?((?:docs|examples|tests|notebooks|benchmarks)/[\w./]+\w)`?", README):
         assert (ROOT / path).exists(), path
 
 

@@ -58,6 +58,10 @@ class DataProgress(nn.Module):
             loader.stage_words(self._words)
         self._words = None
 
+    def forward(self, value: Any) -> Any:
+        """Hand on what came: in an ``nn.Sequential``, children are called one after the other."""
+        return value
+
     def words(self) -> list[int]:
         """The integers a checkpoint would carry now; all zero if there is nothing to say."""
         if self.loader is not None:
@@ -75,7 +79,7 @@ class DataProgress(nn.Module):
     def set_extra_state(self, state: Any) -> None:
         """Stage what was loaded. Never raises: a model must not be left half loaded."""
         words = self._loaded = _words_of(state)
-        if not self.restore or state is None or (words and not any(words)):
+        if not self.restore or _is_absent(state) or (words and not any(words)):
             return
         if self.loader is None:
             self._words = words
@@ -159,6 +163,15 @@ def strip(state_dict: Mapping[str, V], name: str = _NAME) -> dict[str, V]:
         for key, value in state_dict.items()
         if key != suffix and not key.endswith(f".{suffix}")
     }
+
+
+def _is_absent(state: Any) -> bool:
+    """Whether the checkpoint had no entry: None, or what torch's `set_model_state_dict` puts there.
+
+    With full_state_dict=True that function fills entries that are missing with the model's own, and
+    has an object of a private class `_EXTRA_STATE` for an extra state.
+    """
+    return state is None or type(state).__name__ == "_EXTRA_STATE"
 
 
 def _words_of(state: Any) -> list[int]:
