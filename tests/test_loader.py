@@ -270,6 +270,10 @@ def test_pointers_say_where_the_batch_in_hand_came_from() -> None:
         assert ids(batch) == found
 
 
+def test_a_copy_of_its_attributes_has_no_pointers_of_another_batch() -> None:
+    assert not {"pointers", "valid"} & vars(DataLoader(range(4))).keys()
+
+
 def test_padding_is_marked_and_the_structure_of_a_batch_never_changes() -> None:
     """21 ids in global batches of 16: the last one holds 5."""
     loaders = [

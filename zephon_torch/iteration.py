@@ -156,9 +156,9 @@ class Iteration(Iterator[Any]):
         loader, size = self._loader, len(made.pointers)
         self._adopt()
         self._cursor.advance(item)
-        loader.pointers = made.pointers
+        loader._pointers = made.pointers
         if made.valid is None:
-            loader.valid, real = torch.ones(size, dtype=torch.bool), size
+            loader._valid, real = torch.ones(size, dtype=torch.bool), size
         else:
-            loader.valid, real = torch.from_numpy(made.valid.copy()), int(made.valid.sum())
+            loader._valid, real = torch.from_numpy(made.valid.copy()), int(made.valid.sum())
         loader.stats.count(real, made.bad)

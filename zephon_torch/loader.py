@@ -171,8 +171,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self.prefetch_factor = prefetch_factor
         self.pin_memory_device = pin_memory_device
         self.stats = LoaderStats()
-        self.pointers: Pointers | None = None
-        self.valid: torch.Tensor | None = None
+        self._pointers: Pointers | None = None
+        self._valid: torch.Tensor | None = None
         self._splitter = splitter
         self._cursor = Cursor(splitter, lanes)
         splitter.on_set_epoch = self._cursor.set_epoch
@@ -229,6 +229,19 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         step = step + len(self) if step < 0 else step
         return self._pipeline(self._splitter.item(step, self.epoch)).data
 
+    # Properties, so that a copy of the attributes (Lightning's _FabricDataLoader is one) has none
+    # rather than those of another batch.
+
+    @property
+    def pointers(self) -> Pointers | None:
+        """Pointers of the batch in hand; None before the first."""
+        return self._pointers
+
+    @property
+    def valid(self) -> torch.Tensor | None:
+        """Which samples of the batch in hand are real (not padding), bool[b] on the CPU."""
+        return self._valid
+
     @property
     def remaining(self) -> int | float:
         """Batches that are still to come in the current epoch; ``math.inf`` if it never ends.
@@ -252,7 +265,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Begin `epoch` at the next ``iter()``; no effect if it is the current one.
 
-        Not needed: epochs follow each other by themselves.
+        Not needed: epochs follow each other by themselves. After a load it does not move the
+        epoch: its caller's count goes on from the checkpoint's.
         """
         self._splitter.set_epoch(epoch)
 
