@@ -163,6 +163,7 @@ def fabric(
         bind(model, ours)
     model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.001))
     loader = fabric.setup_dataloaders(ours)
+    refused = [not can_be_bound(*pair) for pair in ((model, ours), (torch.nn.Linear(1, 1), loader))]
     state = {"model": model, "optimizer": optimizer, "loader": loader, "after": 0}
     if ckpt is not None:
         fabric.load(ckpt, state)
@@ -176,7 +177,21 @@ def fabric(
             trained.append(fabric.all_gather(batch["id"])[valid].tolist())
             if folder is not None:
                 fabric.save(Path(folder, f"{len(trained)}.ckpt"), state | {"after": len(trained)})
-    return {"after": after, "trained": trained, "stale": hasattr(loader, "valid")}
+    return {
+        "after": after,
+        "trained": trained,
+        "refused": refused,
+        "stale": hasattr(loader, "valid"),
+    }
+
+
+def can_be_bound(model: torch.nn.Module, loader: Any) -> bool:
+    try:
+        bind(model, loader, name="another")
+    except ValueError as error:
+        assert "before it is wrapped" in str(error)
+        return False
+    return True
 
 
 def fabric_resumes(folder: str, names: str = "*", **options: Any) -> dict[str, Any]:
