@@ -161,11 +161,19 @@ def test_a_second_loader_takes_the_place_of_the_first_only_when_asked_to() -> No
     assert model.state_dict()[KEY][2] == 4
 
 
-def test_a_wrapped_model_is_refused() -> None:
+@pytest.mark.parametrize("inner", ["_orig_mod", "_forward_module"])  # torch.compile's and Fabric's
+def test_a_wrapped_model_is_refused(inner: str) -> None:
     wrapped = nn.Module()
-    wrapped._orig_mod = nn.Linear(1, 1)  # as torch.compile leaves it
+    setattr(wrapped, inner, nn.Linear(1, 1))
     with pytest.raises(ConfigurationError, match=r"before it is wrapped"):
         bind(wrapped, make())
+
+
+def test_what_is_no_loader_of_ours_is_refused() -> None:
+    model = nn.Linear(1, 1)
+    with pytest.raises(ConfigurationError, match=r"list cannot be bound.*before it is wrapped"):
+        bind(model, [1, 2])  # type: ignore[arg-type]
+    assert not list(model.children())
 
 
 # --- ways of saving ------------------------------------------------------------------------------

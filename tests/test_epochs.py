@@ -205,6 +205,59 @@ def test_after_a_load_set_epoch_of_its_epoch_is_silent() -> None:
     assert batches(loader) == epochs(1)[0][2:]
 
 
+def test_a_count_that_begins_anew_after_a_load_goes_on_from_the_checkpoint() -> None:
+    loader, five = make(), epochs(5)
+    loader.load_state_dict(after(2) | {"epoch": 2})
+    found = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for count in range(3):
+            loader.set_epoch(count)
+            found.append(batches(loader))
+    assert found == [five[2][2:], five[3], five[4]]
+
+
+def test_a_count_ahead_of_the_checkpoint_leaves_no_epoch_out() -> None:
+    loader, three = make(), epochs(3)
+    loader.load_state_dict(after(STEPS))
+    with pytest.warns(UserWarning, match="set_epoch\\(2\\).*epoch 1"):
+        loader.set_epoch(2)
+    assert batches(loader) == three[1]
+    loader.set_epoch(3)
+    assert place(loader) == (2, 0)
+    assert batches(loader) == three[2]
+
+
+def test_of_several_counts_before_the_first_batch_the_last_one_holds() -> None:
+    loader, three = make(), epochs(3)
+    loader.load_state_dict(after(STEPS))
+    loader.set_epoch(0)  # of a trainer that first ends the epoch the checkpoint was the end of
+    loader.set_epoch(1)
+    assert batches(loader) == three[1]
+    loader.set_epoch(2)
+    assert batches(loader) == three[2]
+
+
+def test_a_break_after_a_load_is_followed_by_the_next_epoch_of_the_count() -> None:
+    loader, three = make(), epochs(3)
+    loader.load_state_dict(after(2) | {"epoch": 1})
+    loader.set_epoch(0)
+    assert ids(next(iter(loader))) == three[1][2]
+    loader.set_epoch(1)
+    assert batches(loader) == three[2]
+
+
+def test_another_load_ends_the_shift() -> None:
+    loader, three = make(), epochs(3)
+    loader.load_state_dict(after(2) | {"epoch": 1})
+    loader.set_epoch(0)
+    next(iter(loader))
+    loader.load_state_dict(after(2))
+    assert batches(loader) == three[0][2:]
+    loader.set_epoch(2)
+    assert batches(loader) == three[2]
+
+
 @pytest.mark.parametrize("epoch", [-1, 1.0, "1", None, True])
 def test_an_epoch_that_is_none(epoch: Any) -> None:
     with pytest.raises(ConfigurationError, match="epoch is"):

@@ -301,6 +301,10 @@ def test_provenance_needs_a_place_to_go(samples: list[Any], message: str) -> Non
         next(iter(DataLoader(samples, batch_size=2, provenance=True)))
 
 
+def test_a_copy_of_its_attributes_has_no_pointers_of_another_batch() -> None:
+    assert not {"pointers", "valid"} & vars(DataLoader(range(4))).keys()
+
+
 def test_padding_is_marked_and_the_structure_of_a_batch_never_changes() -> None:
     """21 ids in global batches of 16: the last one holds 5."""
     loaders = [

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DistributedSampler, SequentialSampler
 from toys import memory, mixture_of, one, three_in_memory
 
 from zephon_torch import ChunkSplitter
@@ -197,6 +197,13 @@ def test_iterating_has_no_position() -> None:
     first = next(iter(splitter))
     assert next(iter(splitter)) == first
     assert list(splitter) == list(splitter)
+
+
+def test_a_sampler_in_place_of_its_source_is_refused() -> None:
+    (splitter,) = world_of(mixture_of(three_in_memory()), 1, batch_size=4)
+    for sampler in (splitter, SequentialSampler(range(9))):
+        with pytest.raises(ConfigurationError, match=f"a {type(sampler).__name__} was to be put"):
+            type(splitter)(sampler, batch_size=4, drop_last=False)  # type: ignore[arg-type]
 
 
 def test_set_epoch_changes_what_iterating_gives() -> None:

@@ -119,7 +119,7 @@ def bind(
 
     Raises:
         ConfigurationError: the model has another attribute of that name, follows another loader
-            under it, or is wrapped already.
+            under it, or is wrapped already; or the loader is wrapped, or is not one of ours.
 
     Example:
         >>> import torch
@@ -131,10 +131,17 @@ def bind(
         >>> model.state_dict()["data_progress._extra_state"][2].item()  # samples delivered
         2
     """
-    if isinstance(model, nn.parallel.DistributedDataParallel) or hasattr(model, "_orig_mod"):
+    is_ddp = isinstance(model, nn.parallel.DistributedDataParallel)
+    # those of torch.compile and of Lightning Fabric, whose wrapper does not save its own children
+    if is_ddp or hasattr(model, "_orig_mod") or hasattr(model, "_forward_module"):
         raise ConfigurationError(
             f"the model is wrapped already ({type(model).__name__}): bind the model itself, before "
             "it is wrapped, so that its keys are the same with and without the wrapping"
+        )
+    if not hasattr(loader, "stage_words"):
+        raise ConfigurationError(
+            f"a {type(loader).__name__} cannot be bound: bind the zephon_torch.DataLoader itself, "
+            "before it is wrapped (Lightning Fabric's setup_dataloaders wraps it)"
         )
     child = getattr(model, name, None)
     if child is None:

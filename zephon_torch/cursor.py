@@ -8,7 +8,11 @@ Rules, all of them here:
   was (after a ``break``: at the break) until its first batch;
 - after the last batch of an epoch the state already says (epoch + 1, 0);
 - ``set_epoch(e)`` with the current epoch has no effect; with another one the next iterator starts
-  (e, 0); between a load and the first batch the checkpoint wins, with a warning.
+  (e, 0);
+- between a load and the first batch the checkpoint wins, with a warning where `e` is ahead of it.
+  Whoever called counts otherwise than the checkpoint, so later calls are shifted by the difference:
+  no epoch comes twice and none is left out. Lightning Fabric, for one, counts from 0 in every
+  process (``_FabricDataLoader.__iter__``).
 """
 
 from __future__ import annotations
@@ -51,6 +55,8 @@ class Cursor:
         self._epoch = self._delivered = 0
         self._lanes = splitter.lanes
         self._next_epoch: int | None = None
+        self._asked: int | None = None  # the last set_epoch since a load
+        self._shift = 0  # from the epochs of set_epoch to ours
         self._staged: dict[str, _Staged] = {}
 
     @property
@@ -84,6 +90,7 @@ class Cursor:
         self, state: Progress | Sequence[int], *, strict: bool = True, route: str = "loader"
     ) -> None:
         """Put a state in wait. `route` says whose it is: the loader's own, or the model's."""
+        self._asked = None
         self._staged.pop(route, None)
         self._staged[route] = _Staged(state, strict, route)
         with contextlib.suppress(StateError):  # told by check()
@@ -130,8 +137,10 @@ class Cursor:
     def adopt(self, epoch: int, delivered: int) -> None:
         """An iterator that started there has come to its first batch: the state counts from it."""
         self._lanes = self._splitter.lanes
+        if self._staged:
+            self._shift = 0 if self._asked is None else epoch - self._asked
         self._staged.clear()
-        self._next_epoch = None
+        self._next_epoch = self._asked = None
         self._move_to(epoch, delivered)
 
     def matches_staged(self) -> bool:
@@ -165,8 +174,8 @@ class Cursor:
     def set_epoch(self, epoch: int) -> None:
         """Ask for an epoch; see the rules above."""
         if self._staged:
-            loaded = self.place[0]
-            if epoch != loaded:
+            self._asked, loaded = epoch, self.place[0]
+            if epoch > loaded:
                 warnings.warn(
                     f"set_epoch({epoch}) after a state of epoch {loaded} was loaded and before its "
                     "first batch: the checkpoint wins, the run goes on in epoch "
@@ -174,6 +183,7 @@ class Cursor:
                     stacklevel=4,
                 )
             return
+        epoch = max(0, epoch + self._shift)
         if self._delivered == 0:
             self._epoch, self._next_epoch = epoch, None
         else:

@@ -241,6 +241,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         total = self.source.total_samples
         return self._splitter.steps_between(self._cursor.delivered_next, total)
 
+    # Properties, so that a copy of the attributes (Lightning's _FabricDataLoader is one) has none
+    # rather than those of another batch.
+
     @property
     def pointers(self) -> Pointers | None:
         """Pointers of the batch in hand; None before the first."""
@@ -264,7 +267,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Begin `epoch` at the next ``iter()``; no effect if it is the current one.
 
-        Not needed: epochs follow each other by themselves.
+        Not needed: epochs follow each other by themselves. After a load it does not move the
+        epoch: its caller's count goes on from the checkpoint's.
         """
         self._splitter.set_epoch(epoch)
 

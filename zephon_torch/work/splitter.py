@@ -14,7 +14,7 @@ from typing import NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DistributedSampler, Sampler
 
 from zephon_torch import checks
 from zephon_torch.errors import ConfigurationError, WorldError
@@ -96,6 +96,14 @@ class ChunkSplitter(DistributedSampler[list[Pointer]]):
         world: World | None = None,
     ) -> None:
         # DistributedSampler's own constructor would ask torch.distributed for the world right now
+        if isinstance(source, Sampler):
+            # Lightning makes another batch sampler of the class it finds, around a sampler of its
+            # choice: _dataloader_init_kwargs_resolve_sampler
+            raise ConfigurationError(
+                f"a {type(source).__name__} was to be put into the loader, whose plan is its "
+                "sampler. Lightning does so in predict(): let predict_dataloader() return "
+                "iter(loader); and for overfit_batches=: use limit_train_batches= and no shuffle"
+            )
         if (batch_size is None) == (global_batch_size is None):
             raise ConfigurationError(
                 f"give one of batch_size and global_batch_size, got {batch_size} and "
