@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from typing import Any
 
 import torch
@@ -53,17 +54,14 @@ def gathered(column: torch.Tensor) -> list[int]:
 
 
 class Recording(Trainer):
-    """Notes the samples of each batch, in the order of ranks, by optimizer step."""
+    """Trains on a loader and notes each batch's samples, in the order of ranks, by step."""
 
-    loader: zephon_torch.DataLoader
-    is_skippable = True
+    def __init__(self, loader: Any, model: Any, args: Any, **rest: Any) -> None:
+        self.loader, self.seen = loader, []
+        super().__init__(model, args, **rest)
 
     def get_train_dataloader(self) -> Any:
-        return zephon_torch.Skippable(self.loader) if self.is_skippable else self.loader
-
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        data = [sample(number) for number in range(21)]
-        return self.accelerator.prepare(zephon_torch.DataLoader(data, batch_size=4))
+        return self.accelerator.prepare(self.loader)
 
     def training_step(self, model: Any, inputs: Any, *rest: Any) -> Any:
         self.seen.append([self.state.global_step, gathered(inputs["input_ids"][:, 0])])
@@ -89,16 +87,15 @@ def train(
     data = [sample(number) for number in range(NUM)]
     batch_size = batch_size or 4 // args.world_size
     loader = zephon_torch.DataLoader(data, batch_size, shuffle=True, num_workers=num_workers)
-    model = make_model()
+    model, error = make_model(), ""
     if is_bound:
         zephon_torch.bind(model, loader)
-    trainer = Recording(model, args, callbacks=[CrashAt(crash)] if crash else [])
-    trainer.loader, trainer.is_skippable, trainer.seen = loader, is_skippable, []
-    error = ""
+    given = zephon_torch.Skippable(loader) if is_skippable else loader
+    trainer = Recording(given, model, args, callbacks=[CrashAt(crash)] if crash else [])
     try:
         trainer.train(resume_from_checkpoint=resume)
     except (Crash, zephon_torch.ZephonError) as raised:
-        error = type(raised).__name__
+        error = f"{type(raised).__name__}: {raised}"
     loader.close()
     return {
         "seen": trainer.seen,
@@ -110,24 +107,39 @@ def train(
     }
 
 
-def evaluate(folder: str) -> dict[str, Any]:
+class Evaluating(Trainer):
+    """Evaluates 21 samples on a loader that is, or is not, prepared."""
+
+    is_prepared = True
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        loader = zephon_torch.DataLoader([sample(number) for number in range(21)], batch_size=4)
+        return self.accelerator.prepare(loader) if self.is_prepared else loader
+
+
+def evaluate(folder: str, is_prepared: bool = True) -> dict[str, Any]:
     args = TrainingArguments(
         folder, use_cpu=True, report_to=[], disable_tqdm=True, per_device_eval_batch_size=4
     )
-    counted: dict[str, Any] = {}
+    seen: list[int] = []
 
     def metrics(prediction: Any) -> dict[str, float]:
-        counted["seen"] = prediction.label_ids[:, 0].tolist()
+        seen.extend(prediction.label_ids[:, 0].tolist())
         return {}
 
-    Recording(make_model(), args, compute_metrics=metrics).evaluate()
-    return counted
+    trainer = Evaluating(make_model(), args, compute_metrics=metrics)
+    trainer.is_prepared = is_prepared
+    trainer.evaluate()
+    return {"seen": seen}
 
 
 if __name__ == "__main__":
     for line in sys.argv[1:]:
         request = json.loads(line)
-        result = globals()[request.pop("do", "train")](**request)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            result = globals()[request.pop("do", "train")](**request)
+        result["warnings"] = [str(warning.message) for warning in caught]
         if int(os.environ.get("RANK", "0")) == 0:
             print("RESULT", json.dumps(result), flush=True)
     # gloo's threads outlive the process group, and may abort a Python that is shutting down
