@@ -84,7 +84,7 @@ def train(
         "seen": seen,
         "devices": sorted(devices),
         "type": type(loader).__module__.split(".")[0],
-        "left": [ref is not None for ref in state.dataloader_references],
+        "left": sum(ref is not None for ref in state.dataloader_references),
     }
 
 

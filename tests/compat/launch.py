@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ ROOT = Path(__file__).parents[2]
 LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 
-def launch(world: int, script: Path, *arguments: str) -> str:
+def launch(
+    world: int, script: Path, *arguments: str, launcher: Sequence[str] = LAUNCHER
+) -> str:  # fmt: skip
     """What it printed on standard output."""
-    start = [*LAUNCHER, str(world)] if world > 1 else [sys.executable]
+    start = [*launcher, str(world)] if world > 1 else [sys.executable]
     done = subprocess.run(
         [*start, str(script), *arguments],
         capture_output=True,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ import pytest
 
 pytest.importorskip("accelerate", reason="accelerate is not installed")
 
-from launch import results
+from launch import ROOT, launch, results
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -124,3 +126,23 @@ def test_skipping_that_the_progress_would_not_see_raises(
     world: int, case: str, words: str, runs: Runs
 ) -> None:
     assert words in runs.others[world, case]["error"]
+
+
+def test_the_example_goes_on_with_two_processes_as_if_it_had_had_one(tmp_path: Path) -> None:
+    script, options = ROOT / "examples" / "accelerate_train.py", ("--steps=20", "--output-dir")
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes"]
+    whole = launch(1, script, *options, str(tmp_path))
+    (tmp_path / "step-000020").rename(tmp_path / "unused")
+    rest = launch(2, script, *options, str(tmp_path), launcher=launcher)
+
+    def numbers(output: str, pattern: str) -> list[list[float]]:
+        return [[float(part) for part in found] for found in re.findall(pattern, output)]
+
+    steps = r"step (\d+) \| loss (\S+)"
+    assert [step for step, _ in numbers(rest, steps)] == list(range(11, 21))
+    for found, expected in zip(numbers(rest, steps), numbers(whole, steps)[10:], strict=True):
+        assert found == pytest.approx(expected, abs=2e-3)
+    evaluation = r"(\d+) rows \| loss (\S+)"
+    (found,), (expected,) = numbers(rest, evaluation), numbers(whole, evaluation)
+    assert found == pytest.approx(expected, abs=2e-3)
+    assert found[0] == 101

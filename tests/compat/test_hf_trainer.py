@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from zephon_torch import DataLoader
 pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("accelerate", reason="accelerate is not installed")
 
-from launch import results
+from launch import ROOT, launch, results
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -181,3 +182,16 @@ def test_an_evaluation_that_was_not_prepared_is_told_of_its_padding(runs: Runs) 
     unprepared = runs.others["unprepared"]
     assert unprepared["seen"] == [*range(21), 20]
     assert any("accelerator.prepare" in warning for warning in unprepared["warnings"])
+
+
+def test_the_example_goes_on_with_one_process_as_if_it_had_had_two(tmp_path: Path) -> None:
+    script, options = ROOT / "examples" / "hf_trainer.py", ("--steps=20", "--output-dir")
+    whole = launch(2, script, *options, str(tmp_path))
+    shutil.rmtree(tmp_path / "checkpoint-20")
+    rest = launch(1, script, *options, str(tmp_path))
+
+    def losses(output: str) -> list[float]:
+        return [float(loss) for loss in re.findall(r"'loss': '(\S+)'", output)]
+
+    assert len(losses(whole)) == 20
+    assert losses(rest) == pytest.approx(losses(whole)[10:], abs=2e-3)
