@@ -102,6 +102,14 @@ def test_the_epoch_is_the_one_that_was_set() -> None:
     assert loader.epoch == 6
 
 
+def test_an_epoch_that_was_broken_off_is_begun_anew_behind_what_is_skipped() -> None:
+    loader, reference = make(), make()
+    next(iter(loader))
+    loader.set_epoch(5)
+    reference.set_epoch(5)
+    assert batches(rest_of(Skippable(loader), 2)) == batches(reference)[2:]
+
+
 def test_two_ranks_share_what_is_left() -> None:
     found = [
         batches(rest_of(Skippable(make(batch_size=2, rank=rank, num_replicas=2)), 7))

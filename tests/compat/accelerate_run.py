@@ -5,7 +5,6 @@ Usage: accelerate_run.py REQUEST ..., each the JSON of the keyword arguments of 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
@@ -44,7 +43,6 @@ def train(
     num_workers: int = 0,
     skip: int = 0,
     is_loader_first: bool = False,
-    joins: bool = False,
     settings: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     if is_loader_first:
@@ -63,21 +61,17 @@ def train(
     steps, seen, devices = 0, [], set()
     for epoch in range(2):
         batches = accelerator.skip_first_batches(loader, skip) if skip and not epoch else loader
-        join = contextlib.nullcontext()
-        if joins and accelerator.num_processes > 1:
-            join = accelerator.join_uneven_inputs([model], even_batches=False)
-        with join:
-            for batch in batches:
-                with accelerator.accumulate(model):
-                    accelerator.backward(model(batch["x"]).sum())
-                    optimizer.step()
-                    optimizer.zero_grad()
-                    steps += int(accelerator.sync_gradients)
-                devices.add(str(batch["x"].device))
-                seen += accelerator.gather_for_metrics(batch["id"]).tolist()
-                if stop is not None and len(seen) >= stop:
-                    accelerator.save_state(folder)
-                    return {"seen": seen, "steps": steps}
+        for batch in batches:
+            with accelerator.accumulate(model):
+                accelerator.backward(model(batch["x"]).sum())
+                optimizer.step()
+                optimizer.zero_grad()
+                steps += int(accelerator.sync_gradients)
+            devices.add(str(batch["x"].device))
+            seen += accelerator.gather_for_metrics(batch["id"]).tolist()
+            if stop is not None and len(seen) >= stop:
+                accelerator.save_state(folder)
+                return {"seen": seen, "steps": steps}
     state = accelerator.gradient_state
     return {
         "steps": steps,

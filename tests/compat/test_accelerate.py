@@ -25,7 +25,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "a loader made before the Accelerator": {"is_loader_first": True},
     "dispatch_batches": {"settings": {"dispatch_batches": True}},
     "split_batches": {"settings": {"split_batches": True}},
-    "even_batches=False": {"settings": {"even_batches": False}, "joins": True},
+    "even_batches=False": {"settings": {"even_batches": False}},
     "seedable": {"settings": {"use_seedable_sampler": True, "use_stateful_dataloader": True}},
 }
 SKIPS: dict[str, dict[str, Any]] = {
