@@ -15,7 +15,13 @@ from toys import batches, ids, mixture_of, three_in_memory
 
 from zephon_torch import ConfigurationError, DataLoader, Skippable, StateError, bind
 
-EPOCH = batches(DataLoader(mixture_of(three_in_memory()), batch_size=4))
+
+def make(**options: Any) -> DataLoader:
+    source = mixture_of(three_in_memory(), shuffle_block_size="global")
+    return DataLoader(source, **({"batch_size": 4} | options))
+
+
+EPOCH = batches(make())
 
 
 class SkippingSampler:
@@ -43,10 +49,6 @@ def rest_of(loader: Any, num_skipped: int) -> torch.utils.data.DataLoader[Any]:
         pin_memory=loader.pin_memory,
         generator=loader.generator,
     )
-
-
-def make(**options: Any) -> DataLoader:
-    return DataLoader(mixture_of(three_in_memory()), **({"batch_size": 4} | options))
 
 
 @pytest.mark.parametrize("num_skipped", [0, 1, len(EPOCH) - 1, len(EPOCH), len(EPOCH) + 1])
