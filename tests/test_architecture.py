@@ -32,7 +32,7 @@ LAYERS = [
     ("engine", ["workers.py", "engine.py"]),
     ("its parts", ["arguments.py", "adopt.py", "cursor.py", "prepared.py"]),
     ("loader", ["iteration.py", "loader.py"]),
-    ("around it", ["checkpoint.py", "iterable.py", "cli.py", "__main__.py"]),
+    ("around it", ["checkpoint.py", "iterable.py", "skippable.py", "cli.py", "__main__.py"]),
     ("the package", ["__init__.py"]),
 ]
 # The plan and all below it is plain arithmetic: files of work/ that may know torch.

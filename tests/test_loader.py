@@ -424,6 +424,15 @@ def test_the_batch_size_of_a_rank_follows_from_the_global_one() -> None:
     assert loader.batch_size == 4
 
 
+def test_ranks_have_even_batches_whatever_a_trainer_sets() -> None:
+    ranks = [DataLoader(range(9), 2, rank=rank, num_replicas=2) for rank in range(2)]
+    for loader in ranks:
+        # what Accelerator.join_uneven_inputs does, where processes train on several GPUs
+        assert loader.batch_sampler.even_batches is True  # type: ignore[union-attr]
+        loader.batch_sampler.even_batches = False  # type: ignore[union-attr]
+    assert [batches(loader) for loader in ranks] == [[[0, 1], [4, 5], [8]], [[2, 3], [6, 7], [8]]]
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_its_dataset_and_batch_sampler_give_its_batches_in_torchs_own_loader(
     num_workers: int,

@@ -29,6 +29,7 @@ from zephon_torch.errors import (
 from zephon_torch.iterable import WorkSourceDataset
 from zephon_torch.iteration import LoaderStats
 from zephon_torch.loader import DataLoader
+from zephon_torch.skippable import Skippable
 from zephon_torch.version import __version__
 from zephon_torch.work.mixture import MixtureSpec
 from zephon_torch.work.source import StaticMixtureWorkSource
@@ -45,6 +46,7 @@ __all__ = [
     "MixtureSpec",
     "PlanMismatch",
     "RecordError",
+    "Skippable",
     "StaleIteratorError",
     "StateError",
     "StaticMixtureWorkSource",

@@ -7,6 +7,8 @@ Rules, all of them here:
 - an iterator begins the current epoch at 0 unless something is staged; the state stays where it
   was (after a ``break``: at the break) until its first batch;
 - after the last batch of an epoch the state already says (epoch + 1, 0);
+- who iterates the batch sampler instead of the loader begins the epoch at 0 and moves no state: an
+  error while a state is staged, or once a trainer has prepared the loader;
 - ``set_epoch(e)`` with the current epoch has no effect; with another one the next iterator starts
   (e, 0);
 - between a load and the first batch the checkpoint wins, with a warning where `e` is ahead of it.
@@ -22,7 +24,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from zephon_torch.errors import StateError
+from zephon_torch.errors import ConfigurationError, StateError
 from zephon_torch.work.progress import Progress
 from zephon_torch.work.splitter import ChunkSplitter, WorkItem
 
@@ -58,6 +60,7 @@ class Cursor:
         self._asked: int | None = None  # the last set_epoch since a load
         self._shift = 0  # from the epochs of set_epoch to ours
         self._staged: dict[str, _Staged] = {}
+        self.is_prepared = False  # a trainer, which saves the state, has prepared the loader
 
     @property
     def place(self) -> tuple[int, int]:
@@ -152,6 +155,22 @@ class Cursor:
             return False
         self._staged.clear()
         return True
+
+    def refuse_uncounted(self) -> None:
+        """Raise if batches that are not counted here would go unnoticed.
+
+        Raises:
+            ConfigurationError: they would.
+        """
+        if not self._staged and not self.is_prepared:
+            return
+        raise ConfigurationError(
+            "another loader reads this one's batch_sampler: it would begin the epoch at its start "
+            f"and not move the progress, which is {self.progress()!r}. If that is "
+            "skip_first_batches(loader, n): a restored state is already at the right batch, so "
+            "iterate the loader itself; where a trainer calls it, as transformers' does, or no "
+            "state was restored, use zephon_torch.Skippable(loader) in place of the loader"
+        )
 
     @property
     def delivered_next(self) -> int:

@@ -92,9 +92,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         (3, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
     """
 
-    # Accelerate takes a loader as it is, and saves its state, where it finds the first two; the
-    # others it reads while it accumulates gradients (see prepared.py)
-    _is_accelerate_prepared = True
+    # Accelerate saves the state of a loader where it finds the first; the others it reads while it
+    # accumulates gradients (see prepared.py)
     use_stateful_dataloader = True
     end_of_dataloader = False
     remainder = -1
@@ -178,6 +177,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._splitter = splitter
         self._cursor = Cursor(splitter, lanes)
         splitter.on_set_epoch = self._cursor.set_epoch
+        splitter.on_iter = self._cursor.refuse_uncounted
         self._engine = make_engine(
             self._pipeline,
             num_threads=num_threads,
@@ -193,6 +193,15 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             ),
         )
         self._live: weakref.ref[Iteration] | None = None
+
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        """Accelerate takes a loader as it is where this is True, and then sets it."""
+        return True
+
+    @_is_accelerate_prepared.setter
+    def _is_accelerate_prepared(self, value: bool) -> None:
+        self._cursor.is_prepared = value
 
     def _settle(self) -> None:
         """Checks that need the world, at each use of the loader."""

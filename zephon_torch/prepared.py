@@ -10,13 +10,12 @@ Contract: ``DataLoaderStateMixin`` and ``GradientState`` of accelerate (1.x).
 
 from __future__ import annotations
 
+import sys
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from zephon_torch.loader import DataLoader
-
-# on the class it says "take it as it is", on an instance "prepared"
-_MARK = "_is_accelerate_prepared"
 
 
 class Prepared:
@@ -50,5 +49,30 @@ class Prepared:
 
 
 def prepared(loader: DataLoader) -> Prepared | None:
-    """What speaks with Accelerate, None where it did not prepare the loader."""
-    return Prepared(loader) if _MARK in vars(loader) else None
+    """What speaks with Accelerate, None where it did not prepare the loader.
+
+    Warns where padding would then go unnoticed.
+    """
+    if loader._cursor.is_prepared:
+        return Prepared(loader)
+    if _is_padded(loader) and _is_accelerate_in_use():
+        warnings.warn(
+            "this loader is used under Accelerate but was not prepared, so that gather_for_metrics "
+            "does not leave out the samples that pad the last batch: use accelerator.prepare("
+            "loader); in a transformers Trainer, return self.accelerator.prepare(loader) from "
+            "get_eval_dataloader and get_train_dataloader",
+            stacklevel=5,
+        )
+    return None
+
+
+def _is_padded(loader: DataLoader) -> bool:
+    """Whether the last batch of an epoch has samples that are not real."""
+    rest = loader.source.total_samples % loader._splitter.global_batch_size
+    return not loader.drop_last and rest % loader._splitter.num_replicas > 0
+
+
+def _is_accelerate_in_use() -> bool:
+    """Whether there is an Accelerator in this process. Imports nothing."""
+    module = sys.modules.get("accelerate.state")
+    return module is not None and bool(module.GradientState._shared_state)

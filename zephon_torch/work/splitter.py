@@ -76,6 +76,8 @@ class ChunkSplitter(DistributedSampler[list[Pointer]]):
 
     Attributes:
         epoch: what iterating gives; :meth:`set_epoch` changes it.
+        even_batches: Accelerate's word for ranks that all get the same number of batches. They
+            always do; setting it changes nothing.
 
     Raises:
         ConfigurationError: sizes below 1, or an epoch without a single batch.
@@ -118,6 +120,8 @@ class ChunkSplitter(DistributedSampler[list[Pointer]]):
         self.epoch, self.seed, self.shuffle = 0, source.seed, source.is_shuffled
         self.lanes = checks.integer("lanes", lanes, minimum=1, maximum=MAX_LANES)
         self.on_set_epoch: Callable[[int], None] | None = None
+        self.on_iter: Callable[[], None] | None = None
+        self.even_batches = True  # Accelerator.join_uneven_inputs reads and sets it
         self._batch_size, self._global_batch_size = batch_size, global_batch_size
         self.world = World(rank, num_replicas) if world is None else world
         smallest = global_batch_size or batch_size or 1
@@ -215,7 +219,13 @@ class ChunkSplitter(DistributedSampler[list[Pointer]]):
         return steps
 
     def __iter__(self) -> Iterator[list[Pointer]]:
-        """This rank's batches of the current epoch, each a list of :class:`Pointer`."""
+        """This rank's batches of the current epoch, each a list of :class:`Pointer`.
+
+        Raises:
+            ConfigurationError: a loader owns this splitter, and its progress would be passed by.
+        """
+        if self.on_iter is not None:
+            self.on_iter()
         epoch = self.epoch
         for item in self.items(epoch, 0):
             shard_and_rest = zip(*(a.tolist() for a in item.pointers.arrays()), strict=True)
