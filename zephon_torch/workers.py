@@ -6,25 +6,26 @@ code there is for that. It sees a map-style dataset whose keys are work items.
 
 from __future__ import annotations
 
-import io
-import pickle
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.utils.data
 from torch._utils import ExceptionWrapper
 
 from zephon_torch.errors import WorkerError
+from zephon_torch.nodes.made import Made
 from zephon_torch.nodes.pipeline import Pipeline
+from zephon_torch.sending import check_it_can_be_sent
 from zephon_torch.work.splitter import WorkItem
 
-_WORKER_DIED = "DataLoader worker"  # how torch's message begins
+_WORKER_DIED = "DataLoader worker"  # how torch's messages begin
+_TIMED_OUT = "DataLoader timed out"
 _DEATH_SEEN_WITHIN = 2.0  # seconds
 
 
@@ -42,11 +43,18 @@ class WorkerOptions:
 
 
 class WorkerEngine:
-    """Worker processes, each running whole batches of the pipeline."""
+    """Worker processes, each running whole batches of the pipeline.
+
+    Attributes:
+        is_sound: False while torch's iterator runs. An interrupt leaves it so: a batch may be lost
+            or half read from a pipe, and torch would wait for it for ever. The processes are then
+            replaced, persistent or not.
+    """
 
     def __init__(self, pipeline: Pipeline, options: WorkerOptions) -> None:
         self._pipeline, self._options = pipeline, options
         self._feed = _Feed()
+        self.is_sound = True
         # a private one: iter() of torch's loader would draw from the global generator
         self._generator = torch.Generator()
         self._loader: torch.utils.data.DataLoader[Any] | None = None
@@ -61,20 +69,17 @@ class WorkerEngine:
 
         `seed` seeds the workers' global generators, as torch does from its own global one.
         """
+        if not self.is_sound:
+            self.close()
+        elif not self._options.persistent_workers:
+            self._shut_down()
         self._generator.manual_seed(seed)
         self._feed.handing = _Handing(items)
         if self._loader is None:
             self._loader = self._make_loader()
-        elif not self._options.persistent_workers:
-            self._shut_down()
-        try:
-            iterator = iter(self._loader)
-        except RuntimeError as error:  # a persistent worker died between two runs
-            if str(error).startswith(_WORKER_DIED):
-                raise self.died(error) from error
-            raise
+        iterator = self._start(self._loader)
         self._iterator = weakref.ref(iterator)
-        return _WorkerRun(self, self._pipeline, iterator, self._feed.handing.out)
+        return _WorkerRun(self, iterator, self._feed.handing.out)
 
     def _make_loader(self) -> torch.utils.data.DataLoader[Any]:
         options = self._options
@@ -93,86 +98,91 @@ class WorkerEngine:
             persistent_workers=options.persistent_workers,
         )
 
+    def _start(self, loader: torch.utils.data.DataLoader[Any]) -> Any:
+        self.is_sound = False
+        try:
+            iterator = iter(loader)
+        except Exception as error:
+            if _tells_of_death(error):  # a persistent worker died between two runs
+                raise self.died(error) from error
+            raise
+        self.is_sound = True
+        return iterator
+
     def died(self, error: Exception) -> WorkerError:
         """What to raise after a worker's death; a later run starts new processes."""
-        for _ in range(self._options.num_workers + 1):
-            try:
-                self.close()
-                break
-            except RuntimeError:  # torch's signal handler raises until each dead worker is reaped
-                continue
-        return WorkerError(
-            f"a worker process died ({error}): it may have run out of memory or been killed. Start "
-            "a new iterator; a saved state goes on at the next sample"
+        self.close()
+        told = WorkerError(
+            f"a worker process died ({error}): it may have run out of memory, been killed, or "
+            "failed on its way (then it wrote why on stderr). Start a new iterator; a saved state "
+            "goes on at the next sample"
         )
+        told.__cause__ = error
+        return told
+
+    def _running(self) -> Any:
+        """The iterator of torch, if anybody holds it."""
+        return self._iterator() if self._iterator is not None else None
 
     def _shut_down(self) -> None:
-        iterator = self._iterator() if self._iterator is not None else None
-        shut_down = getattr(iterator, "_shutdown_workers", None)
-        if shut_down is None:  # torch's iterator otherwise ends them in its __del__
+        """End the processes, the way torch does."""
+        iterator = self._running()
+        if iterator is None:  # torch's iterator has ended them in its __del__
             return
         try:
-            shut_down()
-        except RuntimeError as error:  # a worker crashed on its way out: it was to end anyway
-            if not str(error).startswith(_WORKER_DIED):
+            iterator._shutdown_workers()
+        except RuntimeError as error:
+            # One crashed before or on its way out: it was to end anyway. torch's handler of the
+            # signal says so once for all processes of an iterator, and the others are ended.
+            if not _tells_of_death(error):
                 raise
 
     def close(self) -> None:
         """End the processes."""
         self._shut_down()
-        self._loader = None
+        self._loader, self._iterator, self.is_sound = None, None, True
+
+
+def _tells_of_death(error: Exception) -> bool:
+    return isinstance(error, RuntimeError) and str(error).startswith(_WORKER_DIED)
 
 
 class _WorkerRun:
-    """Pairs what comes back from the workers with the items that went out, by their start.
+    """Pairs what comes back from the workers with the items that went out, in order."""
 
-    What torch's iterator itself raises (a time-out, a signal handler's exception in the middle of
-    it) belongs to no batch. If it makes torch lose a batch, that one is made here.
-    """
+    def __init__(self, engine: WorkerEngine, results: Any, handed_out: deque[WorkItem]) -> None:
+        self._engine, self._results, self._handed_out = engine, results, handed_out
+        self._over: Exception | None = None  # why the processes have ended
 
-    def __init__(
-        self, engine: WorkerEngine, pipeline: Pipeline, results: Any, handed_out: deque[WorkItem]
-    ) -> None:
-        self._engine, self._pipeline, self._results = engine, pipeline, results
-        self._handed_out = handed_out
-        self._early: _Result | None = None
-        self._dead: WorkerError | None = None
-
-    def __next__(self) -> tuple[WorkItem, Any]:
-        if self._dead is not None:
-            raise self._dead
-        if self._early is None:
-            self._early = self._receive()
-        if not self._handed_out:
-            raise StopIteration
-        item = self._handed_out[0]
+    def __next__(self) -> tuple[WorkItem | None, Made | Exception]:
+        if self._over is not None:
+            return None, self._over
+        self._engine.is_sound = False
         try:
-            if self._early is None or self._early.start != item.start:
-                batch = self._pipeline(item)
-            else:
-                result, self._early = self._early, None
-                batch = result.batch_or_raise()
-        except Exception:
-            self._handed_out.popleft()
-            raise
-        self._handed_out.popleft()
-        return item, batch
-
-    def _receive(self) -> _Result | None:
-        try:
-            return _Result(*next(self._results))
+            made = next(self._results)
         except StopIteration:
-            return None
+            self._engine.is_sound = True
+            raise
         except (RuntimeError, OSError, EOFError) as error:
-            if not self._is_death(error):
-                raise
-            self._dead = self._engine.died(error)
-            raise self._dead from error
+            return None, self._of_no_batch(error)
+        self._engine.is_sound = True
+        item = self._handed_out.popleft()
+        return item, made.exception() if isinstance(made, _Failure) else made
+
+    def _of_no_batch(self, error: Exception) -> Exception:
+        """What torch's iterator itself raised, if nothing is lost by it; else it is raised on."""
+        if str(error).startswith(_TIMED_OUT):
+            self._engine.is_sound = True
+            return error
+        if not self._is_death(error):
+            raise error
+        self._over = self._engine.died(error)
+        return self._over
 
     def _is_death(self, error: Exception) -> bool:
         """Whether a worker's death is behind it: also one in the middle of handing a batch over."""
         if isinstance(error, RuntimeError):
-            return str(error).startswith(_WORKER_DIED)
+            return _tells_of_death(error)
         # a batch that cannot be fetched: its worker may be about to be seen as dead
         sentinels = [worker.sentinel for worker in getattr(self._results, "_workers", ())]
         return bool(wait(sentinels, timeout=_DEATH_SEEN_WITHIN)) if sentinels else False
@@ -182,22 +192,8 @@ class _WorkerRun:
         self._handed_out.clear()
 
 
-@dataclass(frozen=True, slots=True)
-class _Result:
-    """What a worker made of the item that begins at `start`: a batch or an error."""
-
-    start: int
-    batch: Any
-    error: ExceptionWrapper | None
-
-    def batch_or_raise(self) -> Any:
-        if self.error is not None:
-            self.error.reraise()  # type: ignore[no-untyped-call]
-        return self.batch
-
-
 class _Handing:
-    """Iterates over work items and notes what goes out; goes on after an exception in the items."""
+    """Iterates over work items and notes what goes out."""
 
     def __init__(self, items: Iterator[WorkItem]) -> None:
         self._items = items
@@ -221,47 +217,44 @@ class _Feed:
         return self.handing
 
 
-class _Batches(torch.utils.data.Dataset[Any]):
-    """What torch takes for a map-style dataset: its keys are work items.
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """An exception in a worker, sent as a value: what torch itself raises is no batch's."""
 
-    Its values are (start, batch, error): an error travels as a value, so that it stays with its
-    batch whatever else torch's iterator raises.
-    """
+    error: ExceptionWrapper
+
+    @classmethod
+    def caught(cls) -> Self:
+        """The exception that is being handled."""
+        worker = torch.utils.data.get_worker_info()
+        where = f"in DataLoader worker process {worker.id if worker else 0}"
+        return cls(ExceptionWrapper(where=where))  # type: ignore[no-untyped-call]
+
+    def exception(self) -> Exception:
+        """The exception as it is to be raised."""
+        try:
+            self.error.reraise()  # type: ignore[no-untyped-call]
+        except Exception as error:
+            return error
+        raise AssertionError("reraise() raises")
+
+
+class _Batches(torch.utils.data.Dataset[Any]):
+    """What torch takes for a map-style dataset: its keys are work items."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._is_checked = False
 
-    def __getitem__(self, item: WorkItem) -> tuple[int, Any, ExceptionWrapper | None]:
+    def __getitem__(self, item: WorkItem) -> Made | _Failure:
         try:
             made = self._pipeline(item)
             if not self._is_checked:
-                _check_it_can_be_sent(made)
+                check_it_can_be_sent(made)
                 self._is_checked = True
-            return item.start, made, None
+            return made
         except Exception:
-            worker = torch.utils.data.get_worker_info()
-            where = f"in DataLoader worker process {worker.id if worker else 0}"
-            error = ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
-            return item.start, None, error
-
-
-class _WithoutTensors(pickle.Pickler):
-    """Pickles all but tensors, which torch sends in ways of its own."""
-
-    def reducer_override(self, obj: Any) -> Any:
-        return (int, ()) if isinstance(obj, torch.Tensor) else NotImplemented
-
-
-def _check_it_can_be_sent(batch: Any) -> None:
-    """Raise for a batch that cannot be pickled: torch's queue drops it, and its reader hangs."""
-    try:
-        _WithoutTensors(io.BytesIO()).dump(batch)
-    except Exception as error:
-        raise WorkerError(
-            f"a batch cannot be sent from its worker process ({type(error).__name__}: {error}): "
-            "let transform and collate_fn return tensors and plain values, or use num_workers=0"
-        ) from error
+            return _Failure.caught()
 
 
 def _as_is(result: Any) -> Any:
