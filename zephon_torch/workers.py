@@ -6,9 +6,11 @@ code there is for that. It sees a map-style dataset whose keys are work items.
 
 from __future__ import annotations
 
+import signal
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
@@ -93,15 +95,17 @@ class WorkerEngine:
             prefetch_factor=options.prefetch_factor,
             pin_memory=options.pin_memory,
             timeout=options.timeout,
-            worker_init_fn=options.worker_init_fn,
+            worker_init_fn=_Beginning(options.worker_init_fn),
             multiprocessing_context=options.multiprocessing_context,
             persistent_workers=options.persistent_workers,
         )
 
     def _start(self, loader: torch.utils.data.DataLoader[Any]) -> Any:
         self.is_sound = False
+        wakes = self._options.persistent_workers and self._running() is not None
         try:
-            iterator = iter(loader)
+            with nullcontext() if wakes else _interrupts_held():
+                iterator = iter(loader)
         except Exception as error:
             if _tells_of_death(error):  # a persistent worker died between two runs
                 raise self.died(error) from error
@@ -143,6 +147,16 @@ class WorkerEngine:
         self._loader, self._iterator, self.is_sound = None, None, True
 
 
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Hold Ctrl-C back, also in processes that are started meanwhile, until they ignore it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _tells_of_death(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and str(error).startswith(_WORKER_DIED)
 
@@ -166,8 +180,13 @@ class _WorkerRun:
         except (RuntimeError, OSError, EOFError) as error:
             return None, self._of_no_batch(error)
         self._engine.is_sound = True
-        item = self._handed_out.popleft()
-        return item, made.exception() if isinstance(made, _Failure) else made
+        if not isinstance(made, _Failure):
+            return self._handed_out.popleft(), made
+        if made.is_of_batch:
+            return self._handed_out.popleft(), made.exception()
+        self._engine.close()
+        self._over = made.exception()
+        return None, self._over
 
     def _of_no_batch(self, error: Exception) -> Exception:
         """What torch's iterator itself raised, if nothing is lost by it; else it is raised on."""
@@ -219,16 +238,22 @@ class _Feed:
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """An exception in a worker, sent as a value: what torch itself raises is no batch's."""
+    """An exception in a worker, sent as a value: what torch itself raises is no batch's.
+
+    Attributes:
+        error: type, message and the worker's traceback.
+        is_of_batch: False: worker_init_fn raised it, so the worker makes no batch at all.
+    """
 
     error: ExceptionWrapper
+    is_of_batch: bool
 
     @classmethod
-    def caught(cls) -> Self:
+    def caught(cls, *, is_of_batch: bool = True) -> Self:
         """The exception that is being handled."""
         worker = torch.utils.data.get_worker_info()
         where = f"in DataLoader worker process {worker.id if worker else 0}"
-        return cls(ExceptionWrapper(where=where))  # type: ignore[no-untyped-call]
+        return cls(ExceptionWrapper(where=where), is_of_batch)  # type: ignore[no-untyped-call]
 
     def exception(self) -> Exception:
         """The exception as it is to be raised."""
@@ -245,8 +270,20 @@ class _Batches(torch.utils.data.Dataset[Any]):
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._is_checked = False
+        self.broken: _Failure | None = None
+
+    @property
+    def given(self) -> Any:
+        """What the user knows as the dataset, in this process."""
+        known = {
+            dataset.name: dataset if dataset.samples is None else dataset.samples
+            for dataset in self._pipeline.fetcher.datasets
+        }
+        return known if len(known) > 1 else next(iter(known.values()))
 
     def __getitem__(self, item: WorkItem) -> Made | _Failure:
+        if self.broken is not None:
+            return self.broken
         try:
             made = self._pipeline(item)
             if not self._is_checked:
@@ -255,6 +292,28 @@ class _Batches(torch.utils.data.Dataset[Any]):
             return made
         except Exception:
             return _Failure.caught()
+
+
+@dataclass(frozen=True, slots=True)
+class _Beginning:
+    """What a worker process does first: in place of the user's worker_init_fn, which it calls."""
+
+    function: Callable[[int], None] | None
+
+    def __call__(self, worker_id: int) -> None:
+        # Ctrl-C goes to all processes of a terminal; the main one decides whether these end
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        info = torch.utils.data.get_worker_info()
+        assert info is not None
+        batches = info.dataset
+        assert isinstance(batches, _Batches)
+        object.__setattr__(info, "dataset", batches.given)  # of a frozen object
+        try:
+            if self.function is not None:
+                self.function(worker_id)
+        except Exception:
+            batches.broken = _Failure.caught(is_of_batch=False)
 
 
 def _as_is(result: Any) -> Any:
