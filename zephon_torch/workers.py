@@ -23,7 +23,7 @@ from torch._utils import ExceptionWrapper
 from zephon_torch.errors import WorkerError
 from zephon_torch.nodes.made import Made
 from zephon_torch.nodes.pipeline import Pipeline
-from zephon_torch.sending import check_it_can_be_sent
+from zephon_torch.sending import cannot_start, check_it_can_be_sent
 from zephon_torch.work.splitter import WorkItem
 
 _WORKER_DIED = "DataLoader worker"  # how torch's messages begin
@@ -109,9 +109,22 @@ class WorkerEngine:
         except Exception as error:
             if _tells_of_death(error):  # a persistent worker died between two runs
                 raise self.died(error) from error
+            told = cannot_start(error, self._sent())
+            if told is not None:
+                raise told from error
             raise
         self.is_sound = True
         return iterator
+
+    def _sent(self) -> dict[str, Any]:
+        """What each worker is sent, under the names that the user knows."""
+        transform = self._pipeline.transform
+        return {
+            "transform": None if transform is None else transform.function,
+            "collate_fn": self._pipeline.collate.function,
+            "worker_init_fn": self._options.worker_init_fn,
+            **{f"dataset {dataset.name!r}": dataset for dataset in self._pipeline.fetcher.datasets},
+        }
 
     def died(self, error: Exception) -> WorkerError:
         """What to raise after a worker's death; a later run starts new processes."""
