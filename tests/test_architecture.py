@@ -29,7 +29,7 @@ LAYERS = [
     ("world", ["world.py"]),
     ("splitter", ["work/splitter.py"]),
     ("nodes", ["nodes/"]),
-    ("engine", ["workers.py", "engine.py"]),
+    ("engine", ["sending.py", "workers.py", "engine.py"]),
     ("its parts", ["arguments.py", "adopt.py", "cursor.py", "prepared.py"]),
     ("loader", ["iteration.py", "loader.py"]),
     ("around it", ["checkpoint.py", "iterable.py", "skippable.py", "cli.py", "__main__.py"]),

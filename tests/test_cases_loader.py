@@ -253,14 +253,15 @@ def test_c04_the_edge_of_an_epoch(make: Callable[[], Any], ask: bool) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_c05_uneven_ranks_over_gloo(tmp_path: Path) -> None:
-    """1003 ids, chunk 10, batch 4, two real processes that all-reduce at every step."""
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_c05_uneven_ranks_over_gloo(tmp_path: Path, world: int) -> None:
+    """1003 ids, chunk 10, batch 4, real processes that all-reduce at every step."""
     processes = [
         subprocess.Popen(
-            [sys.executable, str(SCRIPTS / "uneven.py"), str(rank), "2", str(tmp_path)],
+            [sys.executable, str(SCRIPTS / "uneven.py"), str(rank), str(world), str(tmp_path)],
             env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
-        for rank in range(2)
+        for rank in range(world)
     ]  # fmt: skip
     try:
         for process in processes:
@@ -270,20 +271,21 @@ def test_c05_uneven_ranks_over_gloo(tmp_path: Path) -> None:
         for process in processes:
             process.kill()
             process.wait()
-    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(world)]
+    whole, rest = divmod(1003, 4 * world)
     for epoch in range(2):
         dropped = [rank["drop"][epoch] for rank in ranks]
         padded = [rank["pad"][epoch] for rank in ranks]
-        assert len(dropped[0]) == len(dropped[1]) == 125
-        assert len(padded[0]) == len(padded[1]) == 126
+        assert {len(steps) for steps in dropped} == {whole}
+        assert {len(steps) for steps in padded} == {whole + 1}
         kept = [i for rank in dropped for step in rank for i, _ in step]
-        assert len(kept) == len(set(kept)) == 1000
+        assert len(kept) == len(set(kept)) == 1003 - rest
         real = [i for rank in padded for step in rank for i, valid in step if valid]
         everything = [i for rank in padded for step in rank for i, _ in step]
         assert sorted(real) == [*range(1003)]
-        assert set(everything) == set(real) and len(everything) > len(real)
-        sums = {rank["sums"][epoch] for rank in ranks}
-        assert sums == {sum(range(1003))}
+        assert set(everything) == set(real)
+        assert len(everything) == 1003 + -rest % world, "each rank gets as many"
+        assert {rank["sums"][epoch] for rank in ranks} == {sum(range(1003))}
     orders = [str(ranks[0]["drop"][epoch]) for epoch in range(2)]
     assert orders[0] != orders[1]
 
@@ -660,7 +662,15 @@ def held() -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("engine", "times"), [({"num_threads": 1}, 100), ({"num_workers": 2}, 100)]
+    ("engine", "times"),
+    [
+        ({"num_threads": 0}, 100),
+        ({}, 100),
+        ({"num_threads": 1}, 100),
+        ({"num_threads": 3}, 100),
+        ({"num_workers": 2}, 100),
+        ({"num_workers": 2, "persistent_workers": True}, 100),
+    ],
 )
 def test_c17_break_after_one_batch_again_and_again(
     tmp_path: Path, engine: dict[str, Any], times: int
@@ -748,7 +758,9 @@ class Slow:
         return index
 
 
-@pytest.mark.parametrize("engine", [{"num_threads": 0}, {"num_threads": 3}, {"num_workers": 2}])
+@pytest.mark.parametrize(
+    "engine", [{"num_threads": 0}, {"num_threads": 1}, {"num_threads": 3}, {"num_workers": 2}]
+)
 def test_c19_a_slow_sample_keeps_the_order_and_its_wait_is_counted(engine: dict[str, Any]) -> None:
     with DataLoader(Slow(), batch_size=4, **engine) as loader:
         assert flat(batches(loader)) == [*range(24)]

@@ -163,3 +163,24 @@ def test_an_error_of_the_storage_is_raised_always() -> None:
     for on_error in ("skip", "substitute"):
         with pytest.raises(OSError, match="the disk is gone"):
             next(iter(DataLoader(Broken(), 2, on_error=on_error)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("on_error", ["skip", "substitute"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_bad_record_is_counted_once_also_where_padding_repeats_it(
+    tmp_path: Path, on_error: str, engine: dict[str, Any]
+) -> None:
+    """Nine records, the last one broken, on four ranks: three of them get a copy of it."""
+    lines = [json.dumps({"id": i}) for i in range(8)]
+    (tmp_path / "a.jsonl").write_text("\n".join([*lines, "{"]))
+    notes = []
+    for rank in range(4):
+        tolerant = DataLoader(
+            Dataset.from_path("a", tmp_path), 2, on_error=on_error, collate_fn=ids_only,  # type: ignore[arg-type]
+            rank=rank, num_replicas=4, **engine,
+        )  # fmt: skip
+        batches(tolerant)
+        assert tolerant.stats.num_bad == len(tolerant.stats.bad)
+        notes += tolerant.stats.bad
+    (only,) = notes
+    assert only.where.endswith("a.jsonl, record 8")

@@ -12,9 +12,9 @@ _MOST = 1024  # workers or threads: more is a slip, and would take the machine d
 
 
 def refuse_torch_arguments(
-    *, sampler: Any, batch_sampler: Any, generator: Any, in_order: bool
+    *, sampler: Any, batch_sampler: Any, generator: Any, in_order: bool, pin_memory_device: str
 ) -> None:
-    """Refuse what the plan decides.
+    """Refuse what the plan decides, and what torch itself ignores by now.
 
     Raises:
         ConfigurationError: one was given; the message says what to use instead.
@@ -31,9 +31,16 @@ def refuse_torch_arguments(
             "in_order=False is not taken: the order would depend on the speed of the workers and "
             "could not be resumed"
         )
+    if pin_memory_device:
+        raise ConfigurationError(
+            f"pin_memory_device={pin_memory_device!r} is not taken: memory is pinned for the "
+            "current accelerator, so leave it out"
+        )
 
 
-def check_engine(num_workers: int, num_threads: int | None, prefetch_factor: int | None) -> None:
+def check_engine(
+    num_workers: int, num_threads: int | None, prefetch_factor: int | None, timeout: float
+) -> None:
     """Refuse numbers of workers, threads and batches ahead that cannot work."""
     for name, value, minimum, maximum in (
         ("num_workers", num_workers, 0, _MOST),
@@ -45,6 +52,11 @@ def check_engine(num_workers: int, num_threads: int | None, prefetch_factor: int
     if num_workers and num_threads is not None:
         raise ConfigurationError(
             f"num_workers={num_workers} and num_threads={num_threads}: use processes or threads"
+        )
+    if timeout and not num_workers:
+        raise ConfigurationError(
+            f"timeout={timeout} without worker processes: only these can be timed out, give "
+            "num_workers="
         )
 
 

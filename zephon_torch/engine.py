@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
+from zephon_torch.nodes.made import Made
 from zephon_torch.nodes.pipeline import Pipeline
 from zephon_torch.work.splitter import WorkItem
 from zephon_torch.workers import WorkerEngine, WorkerOptions
@@ -23,13 +24,14 @@ from zephon_torch.workers import WorkerEngine, WorkerOptions
 class Run(Protocol):
     """One pass over work items.
 
-    ``next()`` gives (item, batch) in order. What reading or user code raised is raised at the batch
-    it belongs to, and the next call goes on with the batch after it. An interrupt (Ctrl-C) loses
-    nothing: the next call gives the batch that was interrupted.
+    ``next()`` gives (item, batch) in order, or (item, error) with what reading or user code raised
+    on it, and then goes on with the item after it. (None, error) is an error of no batch: nothing
+    is lost. What ``next()`` *raises*, such as an interrupt (Ctrl-C), leaves a run in the middle of
+    something: it is given up, and another one begins at the same item.
     """
 
-    def __next__(self) -> tuple[WorkItem, Any]:
-        """The next batch; StopIteration after the last."""
+    def __next__(self) -> tuple[WorkItem | None, Made | Exception]:
+        """What became of the next item; StopIteration after the last."""
         ...
 
     def close(self) -> None:
@@ -96,19 +98,13 @@ class InlineEngine:
 class _InlineRun:
     def __init__(self, pipeline: Pipeline, items: Iterator[WorkItem]) -> None:
         self._pipeline, self._items = pipeline, items
-        self._item: WorkItem | None = None
 
-    def __next__(self) -> tuple[WorkItem, Any]:
-        if self._item is None:
-            self._item = next(self._items)
-        item = self._item
+    def __next__(self) -> tuple[WorkItem, Made | Exception]:
+        item = next(self._items)
         try:
-            batch = self._pipeline(item)
-        except Exception:
-            self._item = None
-            raise
-        self._item = None
-        return item, batch
+            return item, self._pipeline(item)
+        except Exception as error:
+            return item, error
 
     def close(self) -> None:
         pass
@@ -171,7 +167,7 @@ class _ThreadRun:
         self._pid = os.getpid()
         weakref.finalize(self, _cancel, self._in_flight)  # whoever drops the run wants no more
 
-    def __next__(self) -> tuple[WorkItem, Any]:
+    def __next__(self) -> tuple[WorkItem, Made | Exception]:
         if self._pid != os.getpid():
             self._submit_again()
         while len(self._in_flight) < self._depth:
@@ -181,20 +177,16 @@ class _ThreadRun:
             self._in_flight.append((item, self._engine.submit(self._function, item)))
         if not self._in_flight:
             raise StopIteration
-        item, future = self._in_flight[0]
-        error = future.exception()  # what a signal handler raises while this waits costs no batch
-        if error is not None:
-            self._in_flight.popleft()
-            raise error
-        batch = future.result()
-        if self._finish_here:
-            try:
-                batch = self._pipeline.finish(item, batch)
-            except Exception:
-                self._in_flight.popleft()
-                raise
-        self._in_flight.popleft()
-        return item, batch
+        item, future = self._in_flight.popleft()
+        failure = future.exception()  # in no `try`: a signal's handler may raise while this waits
+        if isinstance(failure, Exception):
+            return item, failure
+        if not self._finish_here or failure is not None:
+            return item, future.result()
+        try:
+            return item, self._pipeline.finish(item, future.result())
+        except Exception as error:
+            return item, error
 
     def _submit_again(self) -> None:
         """After a fork: what was in flight belongs to threads that this process does not have."""

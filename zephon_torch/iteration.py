@@ -78,7 +78,8 @@ class Iteration(Iterator[Any]):
     def __init__(self, loader: DataLoader) -> None:
         self._loader, self._cursor = loader, loader._cursor
         self._run: Run | None = None
-        self._start = (0, 0)
+        self._start = self._place = (0, 0)  # epoch and delivered: of the first batch, of the next
+        self._is_cut = False  # whether the last call was, by what is no batch's own: an interrupt
         self._loads: tuple[object, ...] = ()
         self._is_adopted = False  # whether the state counts from `start`: since the first batch
         self._ended = False
@@ -96,17 +97,36 @@ class Iteration(Iterator[Any]):
         if self._run is None:
             self._run = self._begin()
         self._check_live()
-        try:
-            item, made = next(self._run)
-        except StopIteration:
-            self._end()
-            raise
+        if self._is_cut:  # the batch may be anywhere: go on at its place with a new run
+            self._run.close()
+            self._run = self._run_from(self._place)
+        self._is_cut = True
+        item, made = self._receive(self._run)
         batch = self._pinned(made.data)
         if self._prepared is not None:
             batch = self._prepared.hand_over(batch, is_last=item.is_last)
-        self._count(item, made)
         self._loader.stats.wait_seconds += time.perf_counter() - begun
+        self._count(item, made)
+        self._is_cut = False
         return batch
+
+    def _receive(self, run: Run) -> tuple[WorkItem, Made]:
+        """The next batch; raises the error that is in its place."""
+        try:
+            item, made = next(run)
+        except StopIteration:
+            self._end()
+            raise
+        if not isinstance(made, Exception):
+            assert item is not None
+            return item, made
+        if item is not None:
+            self._place = item.epoch, item.stop
+        self._is_cut = False
+        try:
+            raise made
+        finally:
+            del made  # its traceback holds this frame
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -122,16 +142,20 @@ class Iteration(Iterator[Any]):
         if previous is not None:
             previous.close()
         self._start, self._loads = self._cursor.begin(), self._cursor.loads
-        splitter = loader._splitter
-        # not the same on two ranks or after a resume, as with torch's own seeds
-        place = (splitter.seed, splitter.rank, *self._start)
-        seed = text_key("zephon_torch/workers/1", *map(str, place)) >> 1
-        run = loader._engine.run(splitter.items(*self._start), seed)
+        self._place = self._start
+        run = self._run_from(self._start)
         loader._live = weakref.ref(self)
         self._prepared = prepared(loader)
         if self._prepared is not None:
             self._prepared.begin()
         return run
+
+    def _run_from(self, place: tuple[int, int]) -> Run:
+        splitter = self._loader._splitter
+        # not the same on two ranks or after a resume, as with torch's own seeds
+        words = (splitter.seed, splitter.rank, *place)
+        seed = text_key("zephon_torch/workers/1", *map(str, words)) >> 1
+        return self._loader._engine.run(splitter.items(*place), seed)
 
     def _check_live(self) -> None:
         live = self._loader._live
@@ -171,8 +195,9 @@ class Iteration(Iterator[Any]):
 
     def _count(self, item: WorkItem, made: Made) -> None:
         """Count a batch that is handed over."""
-        self._adopt()
-        self._cursor.advance(item)
-        self._loader._in_hand = InHand(made.pointers, made.valid)
         real = len(made.pointers) if made.valid is None else int(made.valid.sum())
+        self._loader._in_hand = InHand(made.pointers, made.valid)
         self._loader.stats.count(real, made.bad)
+        self._adopt()
+        self._cursor.advance(item)  # last: an interrupt before it gives the batch again
+        self._place = item.epoch, item.stop

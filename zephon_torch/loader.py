@@ -61,6 +61,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         timeout, worker_init_fn, multiprocessing_context, persistent_workers: as torch's.
         prefetch_factor: batches in flight ahead of the loop, per worker where there are any.
         in_order: only True.
+        pin_memory_device: not taken.
         mixture: weights by name, for a mapping of datasets.
         seed: seed of the order, for datasets (a work source has its own).
         lanes: sub-streams of the delivery order; None: 1, or those of a loaded state.
@@ -132,9 +133,13 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         mesh: DeviceMesh | None = None,
     ) -> None:
         refuse_torch_arguments(
-            sampler=sampler, batch_sampler=batch_sampler, generator=generator, in_order=in_order
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            generator=generator,
+            in_order=in_order,
+            pin_memory_device=pin_memory_device,
         )
-        check_engine(num_workers, num_threads, prefetch_factor)
+        check_engine(num_workers, num_threads, prefetch_factor, timeout)
         check_functions(transform=transform, takes_rng=takes_rng, collate_fn=collate_fn)
         check_on_error(on_error)
         source = as_source(dataset, mixture=mixture, seed=seed, shuffle=shuffle)

@@ -6,15 +6,15 @@ code there is for that. It sees a map-style dataset whose keys are work items.
 
 from __future__ import annotations
 
-import io
-import pickle
+import signal
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.utils.data
@@ -23,9 +23,11 @@ from torch._utils import ExceptionWrapper
 from zephon_torch.errors import WorkerError
 from zephon_torch.nodes.made import Made
 from zephon_torch.nodes.pipeline import Pipeline
+from zephon_torch.sending import cannot_start, check_it_can_be_sent
 from zephon_torch.work.splitter import WorkItem
 
-_WORKER_DIED = "DataLoader worker"  # how torch's message begins
+_WORKER_DIED = "DataLoader worker"  # how torch's messages begin
+_TIMED_OUT = "DataLoader timed out"
 _DEATH_SEEN_WITHIN = 2.0  # seconds
 
 
@@ -43,11 +45,18 @@ class WorkerOptions:
 
 
 class WorkerEngine:
-    """Worker processes, each running whole batches of the pipeline."""
+    """Worker processes, each running whole batches of the pipeline.
+
+    Attributes:
+        is_sound: False while torch's iterator runs. An interrupt leaves it so: a batch may be lost
+            or half read from a pipe, and torch would wait for it for ever. The processes are then
+            replaced, persistent or not.
+    """
 
     def __init__(self, pipeline: Pipeline, options: WorkerOptions) -> None:
         self._pipeline, self._options = pipeline, options
         self._feed = _Feed()
+        self.is_sound = True
         # a private one: iter() of torch's loader would draw from the global generator
         self._generator = torch.Generator()
         self._loader: torch.utils.data.DataLoader[Any] | None = None
@@ -62,20 +71,17 @@ class WorkerEngine:
 
         `seed` seeds the workers' global generators, as torch does from its own global one.
         """
+        if not self.is_sound:
+            self.close()
+        elif not self._options.persistent_workers:
+            self._shut_down()
         self._generator.manual_seed(seed)
         self._feed.handing = _Handing(items)
         if self._loader is None:
             self._loader = self._make_loader()
-        elif not self._options.persistent_workers:
-            self._shut_down()
-        try:
-            iterator = iter(self._loader)
-        except RuntimeError as error:  # a persistent worker died between two runs
-            if str(error).startswith(_WORKER_DIED):
-                raise self.died(error) from error
-            raise
+        iterator = self._start(self._loader)
         self._iterator = weakref.ref(iterator)
-        return _WorkerRun(self, self._pipeline, iterator, self._feed.handing.out)
+        return _WorkerRun(self, iterator, self._feed.handing.out)
 
     def _make_loader(self) -> torch.utils.data.DataLoader[Any]:
         options = self._options
@@ -89,91 +95,127 @@ class WorkerEngine:
             prefetch_factor=options.prefetch_factor,
             pin_memory=options.pin_memory,
             timeout=options.timeout,
-            worker_init_fn=options.worker_init_fn,
+            worker_init_fn=_Beginning(options.worker_init_fn),
             multiprocessing_context=options.multiprocessing_context,
             persistent_workers=options.persistent_workers,
         )
 
+    def _start(self, loader: torch.utils.data.DataLoader[Any]) -> Any:
+        self.is_sound = False
+        wakes = self._options.persistent_workers and self._running() is not None
+        try:
+            with nullcontext() if wakes else _interrupts_held():
+                iterator = iter(loader)
+        except Exception as error:
+            if _tells_of_death(error):  # a persistent worker died between two runs
+                raise self.died(error) from error
+            told = cannot_start(error, self._sent())
+            if told is not None:
+                raise told from error
+            raise
+        self.is_sound = True
+        return iterator
+
+    def _sent(self) -> dict[str, Any]:
+        """What each worker is sent, under the names that the user knows."""
+        transform = self._pipeline.transform
+        return {
+            "transform": None if transform is None else transform.function,
+            "collate_fn": self._pipeline.collate.function,
+            "worker_init_fn": self._options.worker_init_fn,
+            **{f"dataset {dataset.name!r}": dataset for dataset in self._pipeline.fetcher.datasets},
+        }
+
     def died(self, error: Exception) -> WorkerError:
         """What to raise after a worker's death; a later run starts new processes."""
-        for _ in range(self._options.num_workers + 1):
-            try:
-                self.close()
-                break
-            except RuntimeError:  # torch's signal handler raises until each dead worker is reaped
-                continue
-        return WorkerError(
-            f"a worker process died ({error}): it may have run out of memory or been killed. Start "
-            "a new iterator; a saved state goes on at the next sample"
+        self.close()
+        told = WorkerError(
+            f"a worker process died ({error}): it may have run out of memory, been killed, or "
+            "failed on its way (then it wrote why on stderr). Start a new iterator; a saved state "
+            "goes on at the next sample"
         )
+        told.__cause__ = error
+        return told
+
+    def _running(self) -> Any:
+        """The iterator of torch, if anybody holds it."""
+        return self._iterator() if self._iterator is not None else None
 
     def _shut_down(self) -> None:
-        iterator = self._iterator() if self._iterator is not None else None
-        shut_down = getattr(iterator, "_shutdown_workers", None)
-        if shut_down is None:  # torch's iterator otherwise ends them in its __del__
+        """End the processes, the way torch does."""
+        iterator = self._running()
+        if iterator is None:  # torch's iterator has ended them in its __del__
             return
         try:
-            shut_down()
-        except RuntimeError as error:  # a worker crashed on its way out: it was to end anyway
-            if not str(error).startswith(_WORKER_DIED):
+            iterator._shutdown_workers()
+        except RuntimeError as error:
+            # One crashed before or on its way out: it was to end anyway. torch's handler of the
+            # signal says so once for all processes of an iterator, and the others are ended.
+            if not _tells_of_death(error):
                 raise
 
     def close(self) -> None:
         """End the processes."""
         self._shut_down()
-        self._loader = None
+        self._loader, self._iterator, self.is_sound = None, None, True
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Hold Ctrl-C back, also in processes that are started meanwhile, until they ignore it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _tells_of_death(error: Exception) -> bool:
+    return isinstance(error, RuntimeError) and str(error).startswith(_WORKER_DIED)
 
 
 class _WorkerRun:
-    """Pairs what comes back from the workers with the items that went out, by their start.
+    """Pairs what comes back from the workers with the items that went out, in order."""
 
-    What torch's iterator itself raises (a time-out, a signal handler's exception in the middle of
-    it) belongs to no batch. If it makes torch lose a batch, that one is made here.
-    """
+    def __init__(self, engine: WorkerEngine, results: Any, handed_out: deque[WorkItem]) -> None:
+        self._engine, self._results, self._handed_out = engine, results, handed_out
+        self._over: Exception | None = None  # why the processes have ended
 
-    def __init__(
-        self, engine: WorkerEngine, pipeline: Pipeline, results: Any, handed_out: deque[WorkItem]
-    ) -> None:
-        self._engine, self._pipeline, self._results = engine, pipeline, results
-        self._handed_out = handed_out
-        self._early: _Result | None = None
-        self._dead: WorkerError | None = None
-
-    def __next__(self) -> tuple[WorkItem, Any]:
-        if self._dead is not None:
-            raise self._dead
-        if self._early is None:
-            self._early = self._receive()
-        if not self._handed_out:
-            raise StopIteration
-        item = self._handed_out[0]
+    def __next__(self) -> tuple[WorkItem | None, Made | Exception]:
+        if self._over is not None:
+            return None, self._over
+        self._engine.is_sound = False
         try:
-            if self._early is None or self._early.start != item.start:
-                batch = self._pipeline(item)
-            else:
-                result, self._early = self._early, None
-                batch = result.made_or_raise(item)
-        except Exception:
-            self._handed_out.popleft()
-            raise
-        self._handed_out.popleft()
-        return item, batch
-
-    def _receive(self) -> _Result | None:
-        try:
-            return _Result(*next(self._results))
+            made = next(self._results)
         except StopIteration:
-            return None
+            self._engine.is_sound = True
+            raise
         except (RuntimeError, OSError, EOFError) as error:
-            if not self._is_death(error):
-                raise
-            self._dead = self._engine.died(error)
-            raise self._dead from error
+            return None, self._of_no_batch(error)
+        self._engine.is_sound = True
+        if not isinstance(made, _Failure):
+            item = self._handed_out.popleft()
+            return item, made.received(item)
+        if made.is_of_batch:
+            return self._handed_out.popleft(), made.exception()
+        self._engine.close()
+        self._over = made.exception()
+        return None, self._over
+
+    def _of_no_batch(self, error: Exception) -> Exception:
+        """What torch's iterator itself raised, if nothing is lost by it; else it is raised on."""
+        if str(error).startswith(_TIMED_OUT):
+            self._engine.is_sound = True
+            return error
+        if not self._is_death(error):
+            raise error
+        self._over = self._engine.died(error)
+        return self._over
 
     def _is_death(self, error: Exception) -> bool:
         """Whether a worker's death is behind it: also one in the middle of handing a batch over."""
         if isinstance(error, RuntimeError):
-            return str(error).startswith(_WORKER_DIED)
+            return _tells_of_death(error)
         # a batch that cannot be fetched: its worker may be about to be seen as dead
         sentinels = [worker.sentinel for worker in getattr(self._results, "_workers", ())]
         return bool(wait(sentinels, timeout=_DEATH_SEEN_WITHIN)) if sentinels else False
@@ -183,24 +225,8 @@ class _WorkerRun:
         self._handed_out.clear()
 
 
-@dataclass(frozen=True, slots=True)
-class _Result:
-    """What a worker made of the item that begins at `start`: a batch or an error."""
-
-    start: int
-    data: Any
-    rest: tuple[Any, ...] | None
-    error: ExceptionWrapper | None
-
-    def made_or_raise(self, item: WorkItem) -> Made:
-        if self.error is not None:
-            self.error.reraise()  # type: ignore[no-untyped-call]
-        rest = (item.pointers, item.valid) if self.rest is None else self.rest
-        return Made(self.data, *rest)
-
-
 class _Handing:
-    """Iterates over work items and notes what goes out; goes on after an exception in the items."""
+    """Iterates over work items and notes what goes out."""
 
     def __init__(self, items: Iterator[WorkItem]) -> None:
         self._items = items
@@ -224,49 +250,105 @@ class _Feed:
         return self.handing
 
 
-class _Batches(torch.utils.data.Dataset[Any]):
-    """What torch takes for a map-style dataset: its keys are work items.
+class _Sent(NamedTuple):
+    """A batch on its way from a worker. A tuple: torch's memory pinning looks into tuples.
 
-    Its values are (start, data, rest, error). `rest` is what else was made, None where that is the
-    item's own: it need not travel back. An error travels as a value, so that it stays with its
-    batch whatever else torch's iterator raises.
+    Attributes:
+        data: the batch.
+        rest: what else was made; None where that is the item's own, which need not travel back.
     """
+
+    data: Any
+    rest: tuple[Any, ...] | None
+
+    @classmethod
+    def of(cls, item: WorkItem, made: Made) -> Self:
+        """What is sent of a batch."""
+        return cls(made.data, None if made.pointers is item.pointers else made[1:])
+
+    def received(self, item: WorkItem) -> Made:
+        """The batch as it was made."""
+        return Made(self.data, *((item.pointers, item.valid) if self.rest is None else self.rest))
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """An exception in a worker, sent as a value: what torch itself raises is no batch's.
+
+    Attributes:
+        error: type, message and the worker's traceback.
+        is_of_batch: False: worker_init_fn raised it, so the worker makes no batch at all.
+    """
+
+    error: ExceptionWrapper
+    is_of_batch: bool
+
+    @classmethod
+    def caught(cls, *, is_of_batch: bool = True) -> Self:
+        """The exception that is being handled."""
+        worker = torch.utils.data.get_worker_info()
+        where = f"in DataLoader worker process {worker.id if worker else 0}"
+        return cls(ExceptionWrapper(where=where), is_of_batch)  # type: ignore[no-untyped-call]
+
+    def exception(self) -> Exception:
+        """The exception as it is to be raised."""
+        try:
+            self.error.reraise()  # type: ignore[no-untyped-call]
+        except Exception as error:
+            return error
+        raise AssertionError("reraise() raises")
+
+
+class _Batches(torch.utils.data.Dataset[Any]):
+    """What torch takes for a map-style dataset: its keys are work items."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._is_checked = False
+        self.broken: _Failure | None = None
 
-    def __getitem__(self, item: WorkItem) -> tuple[int, Any, Any, ExceptionWrapper | None]:
+    @property
+    def given(self) -> Any:
+        """What the user knows as the dataset, in this process."""
+        known = {
+            dataset.name: dataset if dataset.samples is None else dataset.samples
+            for dataset in self._pipeline.fetcher.datasets
+        }
+        return known if len(known) > 1 else next(iter(known.values()))
+
+    def __getitem__(self, item: WorkItem) -> _Sent | _Failure:
+        if self.broken is not None:
+            return self.broken
         try:
             made = self._pipeline(item)
             if not self._is_checked:
-                _check_it_can_be_sent(made)
+                check_it_can_be_sent(made)
                 self._is_checked = True
-            data, *rest = made
-            return item.start, data, None if made.pointers is item.pointers else rest, None
+            return _Sent.of(item, made)
         except Exception:
-            worker = torch.utils.data.get_worker_info()
-            where = f"in DataLoader worker process {worker.id if worker else 0}"
-            error = ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
-            return item.start, None, None, error
+            return _Failure.caught()
 
 
-class _WithoutTensors(pickle.Pickler):
-    """Pickles all but tensors, which torch sends in ways of its own."""
+@dataclass(frozen=True, slots=True)
+class _Beginning:
+    """What a worker process does first: in place of the user's worker_init_fn, which it calls."""
 
-    def reducer_override(self, obj: Any) -> Any:
-        return (int, ()) if isinstance(obj, torch.Tensor) else NotImplemented
+    function: Callable[[int], None] | None
 
-
-def _check_it_can_be_sent(batch: Any) -> None:
-    """Raise for a batch that cannot be pickled: torch's queue drops it, and its reader hangs."""
-    try:
-        _WithoutTensors(io.BytesIO()).dump(batch)
-    except Exception as error:
-        raise WorkerError(
-            f"a batch cannot be sent from its worker process ({type(error).__name__}: {error}): "
-            "let transform and collate_fn return tensors and plain values, or use num_workers=0"
-        ) from error
+    def __call__(self, worker_id: int) -> None:
+        # Ctrl-C goes to all processes of a terminal; the main one decides whether these end
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        info = torch.utils.data.get_worker_info()
+        assert info is not None
+        batches = info.dataset
+        assert isinstance(batches, _Batches)
+        object.__setattr__(info, "dataset", batches.given)  # of a frozen object
+        try:
+            if self.function is not None:
+                self.function(worker_id)
+        except Exception:
+            batches.broken = _Failure.caught(is_of_batch=False)
 
 
 def _as_is(result: Any) -> Any:

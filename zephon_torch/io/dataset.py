@@ -163,6 +163,11 @@ class Dataset:
         """int64[num_shards], read-only; zeros for in-memory datasets."""
         return self.shards.num_bytes
 
+    @property
+    def samples(self) -> Any:
+        """The object in memory that was described; None for files."""
+        return self._content.samples if isinstance(self._content, ObjectContent) else None
+
     @cached_property
     def fingerprint(self) -> str:
         """64 hex digits that change when samples could stand elsewhere; see ``fingerprint.py``."""

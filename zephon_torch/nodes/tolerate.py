@@ -80,7 +80,8 @@ class Tolerance:
             pointer, valid = item.pointers[i : i + 1], real[i]
             done = self._transformed(sample, pointer, item.epoch)
             if isinstance(done, _Failed):
-                kept.bad.append(self._note(pointer, done.error))
+                if valid:  # padding repeats a sample that is noted where it is real
+                    kept.bad.append(self._note(pointer, done.error))
                 last = self.mode == "skip" and i == len(samples) - 1 and not kept.samples
                 if self.mode == "skip" and not last:
                     continue

@@ -1,0 +1,427 @@
+"""No engine hangs, loses its place or leaves anything behind: errors, Ctrl-C, start methods.
+
+Workers that die, trainers that are killed and leaks are in test_cases_loader.py (C13, C17).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toys import as_list, write_shards
+
+from zephon_torch import DataLoader, StaticMixtureWorkSource
+from zephon_torch.io import Dataset
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+]
+ENGINES: dict[str, dict[str, Any]] = {
+    "inline": {"num_threads": 0},
+    "one reading thread": {},
+    "one thread": {"num_threads": 1},
+    "three threads": {"num_threads": 3},
+    "two workers": {"num_workers": 2},
+    "two persistent workers": {"num_workers": 2, "persistent_workers": True},
+}
+
+
+@pytest.fixture(params=ENGINES.values(), ids=ENGINES)
+def engine(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return request.param
+
+
+# --- errors stay with their batch ----------------------------------------------------------------
+
+
+class TwoArguments(Exception):
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(f"code {code}: {text}")
+
+
+def fail_at(number: int) -> None:
+    if number == 9:
+        raise TwoArguments(7, "no luck")
+    if number == 21:
+        raise KeyError("a key\nwith newlines")
+
+
+def picky_sample(sample: dict[str, int]) -> int:
+    fail_at(sample["id"])
+    return sample["id"]
+
+
+def picky_batch(samples: list[dict[str, int]]) -> list[int]:
+    for sample in samples:
+        fail_at(sample["id"])
+    return [sample["id"] for sample in samples]
+
+
+class Picky:
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, index: int) -> int:
+        fail_at(index)
+        return index
+
+
+@pytest.mark.parametrize("where", ["dataset", "transform", "collate_fn"])
+def test_an_error_comes_in_the_place_of_its_batch_and_the_loop_can_go_on(
+    tmp_path: Path, engine: dict[str, Any], where: str
+) -> None:
+    files = Dataset.from_path("web", write_shards(tmp_path, [32]))
+    dataset, options = {
+        "dataset": (Picky(), {"collate_fn": as_list}),
+        "transform": (files, {"transform": picky_sample, "collate_fn": as_list}),
+        "collate_fn": (files, {"collate_fn": picky_batch}),
+    }[where]
+    with DataLoader(dataset, 4, **options, **engine) as loader:
+        for _ in range(2):
+            loop, seen, delivered = iter(loader), [], []
+            while True:
+                try:
+                    seen.append(next(loop))
+                except StopIteration:
+                    break
+                except Exception as error:
+                    seen.append(str(error))
+                    # of the exact type, or as torch sends it where the type cannot be made anew
+                    assert isinstance(error, (TwoArguments, KeyError, RuntimeError))
+                delivered.append(loader.delivered)
+            assert "no luck" in seen[2] and "with newlines" in seen[5]
+            assert [batch for batch in seen if isinstance(batch, list)] == [
+                list(range(i, i + 4)) for i in range(0, 32, 4) if i not in (8, 20)
+            ]
+            # a batch that failed is not delivered, what comes after it is
+            assert delivered == [4, 8, 8, 16, 20, 20, 28, 0]
+
+
+@contextmanager
+def mixed(folder: Path, on_error: str, **options: Any) -> Iterator[DataLoader]:
+    source = StaticMixtureWorkSource(
+        [Dataset.from_path("web", folder)], {"web": 1}, seed=5, shuffle_block_size="global"
+    )
+    with DataLoader(
+        source, global_batch_size=8, transform=picky_sample, collate_fn=as_list,
+        on_error=on_error, **options,
+    ) as loader:  # type: ignore[arg-type]  # fmt: skip
+        yield loader
+
+
+def left(loader: DataLoader) -> list[tuple[list[int], list[bool]]]:
+    return [(batch, loader.valid.tolist()) for batch in loader]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("on_error", ["skip", "substitute"])
+def test_bad_records_are_treated_the_same_from_every_resume_point_on_any_world_and_engine(
+    tmp_path: Path, on_error: str
+) -> None:
+    """Each resume point is taken by another engine and another world."""
+    write_shards(tmp_path, [17, 20])
+    with mixed(tmp_path, on_error, num_threads=0) as loader:
+        reference = left(loader)
+    with mixed(tmp_path, on_error, num_threads=0) as loader:
+        states = [loader.state_dict(), *(loader.state_dict() for _ in loader)]
+    engines = list(ENGINES.values())
+    for k, state in enumerate(states[:-1]):
+        world, engine = (1, 2, 4)[k % 3], engines[(k + 3) % len(engines)]
+        parts = []
+        for rank in range(world):
+            with mixed(tmp_path, on_error, rank=rank, num_replicas=world, **engine) as loader:
+                loader.load_state_dict(state)
+                parts.append(left(loader))
+        assert real(zip(*parts, strict=True)) == real((batch,) for batch in reference[k:]), k
+
+
+def real(steps: Any) -> list[list[int]]:
+    """Real samples of each global batch, rank after rank."""
+    return [
+        [i for batch, valid in step for i, is_real in zip(batch, valid, strict=True) if is_real]
+        for step in steps
+    ]
+
+
+# --- worker_init_fn ------------------------------------------------------------------------------
+
+
+class FailsUntil:
+    """A worker_init_fn that fails in one worker until a file is there."""
+
+    def __init__(self, path: Path, worker: int) -> None:
+        self.path, self.worker = path, worker
+
+    def __call__(self, worker: int) -> None:
+        if worker == self.worker and not self.path.exists():
+            raise FileNotFoundError(f"no such license: {self.path.name}")
+
+
+@pytest.mark.parametrize("persistent_workers", [False, True])
+@pytest.mark.parametrize("worker", [0, 1])
+def test_a_failing_worker_init_fn_ends_the_run_and_costs_no_batch(
+    tmp_path: Path, persistent_workers: bool, worker: int
+) -> None:
+    """Nothing is quietly made in the training process instead; a new iterator starts anew."""
+    with DataLoader(
+        range(24), 4, num_workers=2, persistent_workers=persistent_workers,
+        worker_init_fn=FailsUntil(tmp_path / "license", worker), collate_fn=as_list,
+    ) as loader:  # fmt: skip
+        loop = iter(loader)
+        seen = [next(loop) for _ in range(worker)]  # batches of the worker before it
+        for _ in range(3):
+            with pytest.raises(FileNotFoundError, match="no such license") as caught:
+                next(loop)
+            assert f"in DataLoader worker process {worker}" in str(caught.value)
+        assert loader.delivered == 4 * worker
+        (tmp_path / "license").touch()
+        loader.load_state_dict(loader.state_dict())
+        assert seen + list(loader) == [list(range(i, i + 4)) for i in range(0, 24, 4)]
+
+
+# --- Ctrl-C --------------------------------------------------------------------------------------
+
+CAUGHT = """
+import json, multiprocessing, os, signal, sys, time
+from pathlib import Path
+from zephon_torch import DataLoader
+
+folder = Path(sys.argv[1])
+
+class Interrupting:
+    '''Sends Ctrl-C to all processes as soon as the loop waits for sample 16, once.'''
+    def __init__(self, number):
+        self.waiting, self.sent = folder / f"waiting-{number}", folder / f"sent-{number}"
+    def __len__(self):
+        return 32
+    def __getitem__(self, index):
+        if index == 16 and not self.sent.exists():
+            while not self.waiting.exists():
+                time.sleep(0.01)
+            time.sleep(0.2)
+            self.sent.touch()
+            os.killpg(0, signal.SIGINT)
+            time.sleep(0.2)
+        return index
+
+def run(engine, number):
+    dataset, seen, caught = Interrupting(number), [], 0
+    with DataLoader(dataset, 4, **engine) as loader:
+        loop = iter(loader)
+        while True:
+            try:
+                if len(seen) == 4:
+                    dataset.waiting.touch()
+                batch = next(loop).tolist()
+                assert loader.delivered == (batch[-1] + 1) % 32, (loader.delivered, batch)
+                seen.append(batch)
+                if len(seen) in (1, 7):  # in the middle of a step
+                    os.killpg(0, signal.SIGINT)
+                    time.sleep(5)
+            except KeyboardInterrupt:
+                caught += 1
+            except StopIteration:
+                return seen, caught
+
+if __name__ == "__main__":
+    for number, engine in enumerate(json.loads(sys.argv[2])):
+        print(json.dumps(run(engine, number)), flush=True)
+    print(multiprocessing.active_children(), flush=True)
+"""
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def start(script: str, *arguments: str) -> subprocess.Popen[str]:
+    """Run a script as the leader of a process group of its own, as a terminal would."""
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", script, *arguments], env=environment(), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+
+
+def stop(process: subprocess.Popen[str]) -> None:
+    """End what is left of its group."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.communicate()
+
+
+def test_a_loop_that_catches_ctrl_c_goes_on_with_the_right_batch(tmp_path: Path) -> None:
+    """Ctrl-C, which reaches all processes of a terminal: in a step, in next(), in a step again."""
+    process = start(CAUGHT, str(tmp_path), json.dumps(list(ENGINES.values())))
+    try:
+        output, errors = process.communicate(timeout=90)
+    finally:
+        stop(process)
+    assert process.returncode == 0, errors
+    *runs, children = output.splitlines()
+    for name, line in zip(ENGINES, runs, strict=True):
+        seen, caught = json.loads(line)
+        assert seen == [list(range(i, i + 4)) for i in range(0, 32, 4)], name
+        assert caught == 3, name
+    assert children == "[]"
+
+
+UNCAUGHT = """
+import json, multiprocessing, sys, time
+from zephon_torch import DataLoader
+
+class Slow:
+    def __len__(self):
+        return 10_000
+    def __getitem__(self, index):
+        time.sleep(0.02)
+        return index
+
+if __name__ == "__main__":
+    loader = DataLoader(Slow(), 4, **json.loads(sys.argv[1]))
+    for number, batch in enumerate(loader):
+        if number == 1:
+            print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+        if number == 2 and sys.argv[2] == "step":
+            time.sleep(60)
+"""
+
+
+def is_running(pid: int) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
+
+
+def test_ctrl_c_ends_a_training_script_within_seconds_and_leaves_no_orphan() -> None:
+    """While it waits in next(), or is in the middle of a step."""
+    cases = [
+        ("inline", "next"), ("three threads", "next"), ("two workers", "next"),
+        ("two persistent workers", "step"),
+    ]  # fmt: skip
+    processes = [start(UNCAUGHT, json.dumps(ENGINES[name]), where) for name, where in cases]
+    try:
+        workers = []
+        for process in processes:
+            assert process.stdout is not None
+            workers += [int(pid) for pid in process.stdout.readline().split()]
+        assert len(workers) == 4
+        time.sleep(0.3)
+        for process in processes:
+            os.killpg(process.pid, signal.SIGINT)
+        for process in processes:
+            _, errors = process.communicate(timeout=20)
+            assert process.returncode in (-signal.SIGINT, 128 + signal.SIGINT), errors
+            assert errors.rstrip().endswith("KeyboardInterrupt")
+        deadline = time.monotonic() + 10
+        while any(map(is_running, workers)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not any(map(is_running, workers))
+    finally:
+        for process in processes:
+            stop(process)
+
+
+# --- start methods -------------------------------------------------------------------------------
+
+METHODS = """
+import json, multiprocessing, os, signal, sys
+import torch.utils.data
+from zephon_torch import DataLoader
+
+class Picky:
+    def __len__(self):
+        return 24
+    def __getitem__(self, index):
+        if index == 9:
+            raise KeyError("nine")
+        info = torch.utils.data.get_worker_info()
+        return index, info.id, info.num_workers, info.dataset is self, os.getpid()
+
+def as_list(samples):
+    return samples
+
+def epoch(loop):
+    seen, pids = [], set()
+    while True:
+        try:
+            batch = next(loop)
+            seen.append([sample[0] for sample in batch])
+            assert all(sample[1:4] == (0, 1, True) for sample in batch), batch
+            pids |= {sample[4] for sample in batch}
+        except StopIteration:
+            return seen, sorted(pids)
+        except KeyError as error:
+            seen.append("nine" in str(error) and "Traceback" in str(error))
+
+def main():
+    loader = DataLoader(
+        Picky(), 4, num_workers=1, persistent_workers=True, collate_fn=as_list,
+        multiprocessing_context=sys.argv[1],
+    )
+    epochs = [epoch(iter(loader)) for _ in range(2)]
+    loader.load_state_dict(loader.state_dict() | {"delivered": 16})
+    epochs.append(epoch(iter(loader)))
+    print(json.dumps([seen for seen, _ in epochs]), flush=True)
+    print(len({str(pids) for _, pids in epochs}), flush=True)
+    loop = iter(loader)
+    next(loop)
+    (victim,) = multiprocessing.active_children()
+    try:
+        os.kill(victim.pid, signal.SIGKILL)
+        epoch(loop)
+    except RuntimeError as error:
+        print("worker" in str(error), flush=True)
+    state = loader.state_dict()
+    while True:
+        try:
+            loader.load_state_dict(state)
+            print(epoch(iter(loader))[0] == epochs[0][0][state["delivered"] // 4 :], flush=True)
+            break
+        except RuntimeError:  # torch's handler of the signal may raise once more, anywhere
+            pass
+    loader.close()
+    print(multiprocessing.active_children(), flush=True)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_every_start_method_gives_the_same_and_survives_errors_and_deaths(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"  # a file, because spawned processes import it again
+    script.write_text(METHODS)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", str(script), method], env=environment(), text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        )
+        for method in ("fork", "spawn", "forkserver")
+    ]  # fmt: skip
+    whole = [list(range(i, i + 4)) for i in range(0, 24, 4)]
+    failing = [*whole[:2], True, *whole[3:]]
+    try:
+        for process in processes:
+            output, errors = process.communicate(timeout=90)
+            assert process.returncode == 0, errors
+            epochs, *rest = output.splitlines()
+            assert json.loads(epochs) == [failing, failing, whole[4:]]
+            assert rest == ["1", "True", "True", "[]"]
+    finally:
+        for process in processes:
+            stop(process)

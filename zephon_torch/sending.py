@@ -1,0 +1,75 @@
+"""What cannot be sent to a worker process or back: told in place of a hang or a riddle."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from zephon_torch.errors import ConfigurationError, WorkerError
+
+
+class _Nowhere:
+    """A file that keeps nothing."""
+
+    def write(self, data: Any) -> int:
+        return len(data)
+
+
+class _WithoutTensors(pickle.Pickler):
+    """Pickles all but tensors, which torch sends in ways of its own."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        return (int, ()) if isinstance(obj, torch.Tensor) else NotImplemented
+
+
+def check_it_can_be_sent(batch: Any) -> None:
+    """Raise for a batch that cannot be pickled: torch's queue drops it, and its reader hangs.
+
+    Raises:
+        WorkerError: it cannot.
+    """
+    error = _why_not(batch)
+    if error is not None:
+        raise WorkerError(
+            f"a batch cannot be sent from its worker process ({_words(error)}): "
+            "let transform and collate_fn return tensors and plain values, or use num_workers=0"
+        ) from error
+
+
+def cannot_start(error: Exception, parts: Mapping[str, Any]) -> ConfigurationError | None:
+    """What to raise where worker processes could not be started; None if no part is to blame.
+
+    Args:
+        error: what starting them raised.
+        parts: what is sent to a worker, under the names that the user knows.
+    """
+    cause = error.__context__ if isinstance(error, Warning) else error  # torch warns as it fails
+    guilty = [
+        f"{name} ({part!r})"
+        for name, part in parts.items()
+        if (found := _why_not(part)) is not None and _words(found) == _words(cause)
+    ]
+    if not guilty:
+        return None
+    told = ConfigurationError(
+        f"{' and '.join(guilty)} cannot be sent to worker processes ({_words(cause)}): with this "
+        "start method they get everything by pickle. Define functions and classes at the top level "
+        'of a module, or use multiprocessing_context="fork", num_threads= or num_workers=0'
+    )
+    told.__cause__ = error
+    return told
+
+
+def _why_not(value: Any) -> Exception | None:
+    try:
+        _WithoutTensors(_Nowhere()).dump(value)
+    except Exception as error:
+        return error
+    return None
+
+
+def _words(error: BaseException | None) -> str:
+    return f"{type(error).__name__}: {error}"
