@@ -37,12 +37,9 @@ def row(sample: int) -> list[int]:
 def main(folder: str, num_steps: int) -> None:
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
+    batch = GLOBAL_BATCH_SIZE // world
     loader = TitanDataLoader.Config(dataset=make_source(), transform=row).build(
-        dp_world_size=world,
-        dp_rank=rank,
-        tokenizer=None,
-        seq_len=SEQ_LEN,
-        local_batch_size=GLOBAL_BATCH_SIZE // world,
+        dp_world_size=world, dp_rank=rank, tokenizer=None, seq_len=SEQ_LEN, local_batch_size=batch
     )
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(VOCABULARY, 8), nn.Linear(8, VOCABULARY))

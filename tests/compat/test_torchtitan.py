@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import traceback
+import types
 from collections.abc import Iterable
-from itertools import islice, zip_longest
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.distributed.checkpoint.stateful import Stateful
 from toys import flat, ids, mixture_of, one, three_in_memory
 
 from zephon_torch import ConfigurationError, DataLoader, DatasetError, StateError
@@ -32,7 +37,7 @@ pytestmark = pytest.mark.timeout(240)
 
 SCRIPT = Path(__file__).with_name("torchtitan_run.py")
 EXAMPLES = Path(__file__).parents[2] / "examples"
-SAVE_EVERY = 3
+INTERVAL = 3
 
 
 # --- under its trainer ---------------------------------------------------------------------------
@@ -42,7 +47,7 @@ def train(folder: Path, *launches: tuple[int, int]) -> None:
     """Runs worlds one after the other, each up to a step."""
     words = [str(word) for launch in launches for word in launch]
     process = subprocess.Popen(
-        [sys.executable, str(SCRIPT), str(folder), *words],
+        [sys.executable, str(SCRIPT), str(folder), str(INTERVAL), *words],
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -57,36 +62,39 @@ def train(folder: Path, *launches: tuple[int, int]) -> None:
     assert process.returncode == 0, output
 
 
-def noted(folder: Path, launch: int, world: int) -> list[tuple[int, list[int]]]:
-    """(step, ids) of each global batch of a launch, ranks one after the other."""
+def noted(folder: Path, launch: int, world: int) -> list[tuple[int, list[list[int]]]]:
+    """(step, ids of each rank) for each batch of a launch."""
     files = [(folder / f"{launch}.{rank}").read_text().splitlines() for rank in range(world)]
-    joined = []
-    for lines in zip_longest(*(map(json.loads, file) for file in files)):
+    batches = []
+    for lines in zip(*(map(json.loads, file) for file in files), strict=True):
         (step,) = {line["step"] for line in lines}
-        joined.append((step, flat(line["ids"] for line in lines)))
-    return joined
+        batches.append((step, [line["ids"] for line in lines]))
+    return batches
 
 
 def test_the_trainer_goes_on_at_the_very_next_row_on_another_degree(tmp_path: Path) -> None:
     """2, 4, 2 and 1 processes; each launch dies some steps after its last checkpoint.
 
-    An epoch has 77 rows and a step 8, so steps 10 and 20 have ranks with repeated rows or only
-    such, which count for nothing.
+    An epoch has 77 rows and a step 8, so at its end some ranks have fewer rows that count than
+    others, or none.
     """
     launches = [(2, 4), (4, 11), (2, 14), (1, 22)]
     train(tmp_path, *launches)
 
     loader = DataLoader(mixture_of(three_in_memory(), exhausted_policy="redistribute"))
-    epochs = [flat(ids(batch) for batch in loader) for _ in range(3)]
-    expected, saved, start = flat(epochs), 0, 0
+    expected = flat(ids(batch) for _ in range(3) for batch in loader)
+    saved = start = 0
+    shares = []
     for launch, (world, last_step) in enumerate(launches):
         batches = noted(tmp_path, launch, world)
-        seen = flat(rows for _, rows in batches)
+        seen = flat(flat(ranks) for _, ranks in batches)
         assert seen == expected[start : start + len(seen)]
         assert sorted({step for step, _ in batches}) == list(range(saved + 1, last_step + 1))
-        saved = last_step // SAVE_EVERY * SAVE_EVERY
-        start += sum(len(rows) for step, rows in batches if step <= saved)
+        saved = last_step // INTERVAL * INTERVAL
+        start += sum(len(flat(ranks)) for step, ranks in batches if step <= saved)
+        shares += [[len(rank) for rank in ranks] for _, ranks in batches]
     assert start > 2 * 77, "two ends of an epoch were passed"
+    assert [2, 2, 1, 0] in shares
 
 
 def test_the_example_goes_on_with_another_degree(
@@ -240,3 +248,28 @@ def test_it_is_closed_and_used_again() -> None:
     loader.close()
     assert flat(real_ids(loader)) == list(range(21))
     loader.close()
+
+
+def test_its_base_class_is_found_where_later_versions_have_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class LaterBase(Stateful, Configurable):
+        @dataclass(kw_only=True, slots=True)
+        class Config(Configurable.Config):
+            pass
+
+        def close(self) -> None:
+            raise NotImplementedError
+
+    later = types.ModuleType("torchtitan.components.data.loader")
+    later.BaseDataLoader = LaterBase  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torchtitan.components.dataloader", None)
+    monkeypatch.setitem(sys.modules, "torchtitan.components.data", types.ModuleType("data"))
+    monkeypatch.setitem(sys.modules, later.__name__, later)
+    monkeypatch.setattr(frameworks, "torchtitan", None)  # is put back with the module
+    monkeypatch.delitem(sys.modules, ours := TitanDataLoader.__module__)
+
+    config = importlib.import_module(ours).TitanDataLoader.Config(dataset=[[1, 2, 3]])
+    with closing(build(config)) as loader:
+        assert isinstance(loader, LaterBase)
+        assert real_ids(islice(loader, 2)) == [[1], [1]]

@@ -1,10 +1,10 @@
 """Trains under TorchTitan's own Trainer on the CPU, in several worlds one after the other.
 
-Usage: torchtitan_run.py FOLDER WORLD STEPS [WORLD STEPS ...]
+Usage: torchtitan_run.py FOLDER INTERVAL WORLD STEPS [WORLD STEPS ...]
 
-A world is so many rank processes. Each of its ranks takes the latest checkpoint, notes the ids it
-trains on in each step in ``FOLDER/LAUNCH.RANK``, and dies right after step STEPS: what it trained
-on since the last checkpoint is lost. Ranks are forked, so that torchtitan is imported once.
+A world is so many rank processes. They go on from the latest checkpoint, save one every INTERVAL
+steps, note the ids they train on in ``FOLDER/LAUNCH.RANK``, and die right after step STEPS: what
+they trained on since the last checkpoint is lost. Ranks are forked, to import torchtitan once.
 """
 
 from __future__ import annotations
@@ -55,8 +55,7 @@ from torchtitan.trainer import Trainer  # noqa: E402
 
 from zephon_torch.frameworks.torchtitan import TitanDataLoader  # noqa: E402
 
-SEQ_LEN, LOCAL_BATCH, GLOBAL_BATCH, SAVE_EVERY = 4, 2, 8, 3
-VOCABULARY = 4096
+SEQ_LEN, LOCAL_BATCH, GLOBAL_BATCH, VOCABULARY = 4, 2, 8, 4096
 
 
 def row_of(sample: int, tokenizer: BaseTokenizer) -> list[int]:
@@ -130,7 +129,9 @@ class NotingTrainer(Trainer):
         return super().post_dataloading_process(inputs, labels)
 
 
-def run_rank(folder: Path, launch: int, rank: int, world: int, last_step: int) -> None:
+def run_rank(
+    folder: Path, interval: int, launch: int, rank: int, world: int, last_step: int
+) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
     meeting = f"file://{folder}/meeting-{launch}"
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world)
@@ -162,7 +163,7 @@ def run_rank(folder: Path, launch: int, rank: int, world: int, last_step: int) -
             transform=row_of,
             takes_tokenizer=True,
         ),
-        checkpoint=CheckpointManager.Config(enable=True, interval=SAVE_EVERY),
+        checkpoint=CheckpointManager.Config(enable=True, interval=interval),
         dump_folder=str(folder),
     )
     trainer = NotingTrainer(config)
@@ -183,8 +184,8 @@ def fork_rank(*args: Any) -> int:
         os._exit(1)
 
 
-def run_world(folder: Path, launch: int, world: int, last_step: int) -> None:
-    left = {fork_rank(folder, launch, rank, world, last_step) for rank in range(world)}
+def run_world(folder: Path, interval: int, launch: int, world: int, last_step: int) -> None:
+    left = {fork_rank(folder, interval, launch, rank, world, last_step) for rank in range(world)}
     while left:
         pid, status = os.wait()
         left.discard(pid)
@@ -195,6 +196,7 @@ def run_world(folder: Path, launch: int, world: int, last_step: int) -> None:
 
 
 if __name__ == "__main__":
-    folder, launches = Path(sys.argv[1]), [int(word) for word in sys.argv[2:]]
-    for launch, (world, last_step) in enumerate(zip(launches[::2], launches[1::2], strict=True)):
-        run_world(folder, launch, world, last_step)
+    folder, interval, *words = sys.argv[1:]
+    numbers = [int(word) for word in words]
+    for launch, (world, last_step) in enumerate(zip(numbers[::2], numbers[1::2], strict=True)):
+        run_world(Path(folder), int(interval), launch, world, last_step)

@@ -2,8 +2,10 @@
 
 TorchTitan builds its loader from a config, iterates over it once, and saves its state with DCP
 under "dataloader". Ours says the same on every rank, so any data-parallel degree can load it.
-Contract: ``BaseDataLoader`` and ``Configurable`` of torchtitan 0.3; the same classes with
-``close()`` in ``torchtitan.components.data.loader`` of later versions.
+Contract: ``BaseDataLoader`` and ``Configurable`` of torchtitan 0.3, in
+``torchtitan/components/dataloader.py``; and as its main branch had them in summer 2026, with
+``close()``, in ``torchtitan/components/data/loader.py``. Versions that measure batches in tokens
+(``max_context_length=``) have another contract.
 """
 
 from __future__ import annotations
