@@ -30,7 +30,9 @@ pytest.importorskip("torchtitan", reason="torchtitan is not installed")
 
 import tyro
 from torchtitan.components.loss import IGNORE_INDEX
+from torchtitan.config import Configurable
 
+from zephon_torch import frameworks
 from zephon_torch.frameworks.torchtitan import TitanDataLoader
 
 pytestmark = pytest.mark.timeout(240)
