@@ -218,6 +218,14 @@ def test_a_sample_that_is_no_row_is_an_error_with_its_shape_and_dataset(
     loader.close()
 
 
+def test_a_batch_without_its_bad_rows_has_the_same_shape() -> None:
+    rows = [[1] * 3, [2], [3] * 3, [4] * 3]
+    config = TitanDataLoader.Config(dataset=rows, on_error="skip", infinite=False)
+    ((inputs, labels),) = batches = list(build(config))
+    assert real_ids(batches) == [[1, 3, 4]]
+    assert inputs["input"].shape == labels.shape == (4, 2)
+
+
 def test_a_transform_takes_the_trainers_tokenizer_and_a_generator() -> None:
     def rows(sample: int, rng: np.random.Generator, tokenizer: Any) -> list[int]:
         return [tokenizer(sample), int(rng.integers(1 << 30)), 0]
