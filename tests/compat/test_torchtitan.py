@@ -23,7 +23,7 @@ import torch
 from torch.distributed.checkpoint.stateful import Stateful
 from toys import flat, ids, mixture_of, one, three_in_memory
 
-from zephon_torch import ConfigurationError, DataLoader, DatasetError, StateError
+from zephon_torch import ConfigurationError, DataLoader, RecordError, StateError
 from zephon_torch.io import Dataset
 
 pytest.importorskip("torchtitan", reason="torchtitan is not installed")
@@ -212,7 +212,7 @@ def test_a_sample_that_is_no_row_is_an_error_with_its_shape_and_dataset(
 ) -> None:
     source = one(Dataset.from_samples("web", [[1, 2, 3], row]))
     loader = build(TitanDataLoader.Config(dataset=source, num_workers=num_workers))
-    with pytest.raises(DatasetError, match=rf"seq_len \+ 1 = 3 .* got {told}") as caught:
+    with pytest.raises(RecordError, match=rf"seq_len \+ 1 = 3 .* got {told}") as caught:
         list(islice(loader, 1))
     assert "'web'" in "".join(traceback.format_exception(caught.value))
     loader.close()

@@ -21,7 +21,7 @@ import tyro
 from torchtitan.components.loss import IGNORE_INDEX
 
 from zephon_torch.arguments import check_functions
-from zephon_torch.errors import ConfigurationError, DatasetError
+from zephon_torch.errors import ConfigurationError, RecordError
 from zephon_torch.loader import DataLoader
 from zephon_torch.nodes.tolerate import OnError
 
@@ -59,7 +59,7 @@ class TitanDataLoader(BaseDataLoader):  # type: ignore[misc]
 
     Raises:
         ConfigurationError: options that cannot work.
-        DatasetError: while iterating, a sample that is not such a row; a note names dataset, shard
+        RecordError: while iterating, a sample that is not such a row; a note names dataset, shard
             and sample.
 
     Example:
@@ -180,7 +180,7 @@ class _Row:
         """The row as an int32[size] tensor: half as much to hand over from a worker."""
         row = np.asarray(sample if self.function is None else self.function(sample, *rng))
         if row.shape != (self.size,) or row.dtype.kind not in "iu":
-            raise DatasetError(
+            raise RecordError(
                 f"expected a row of seq_len + 1 = {self.size} integer token ids, got shape "
                 f"{row.shape} of {row.dtype}: give a transform that makes such rows of the samples"
             )
