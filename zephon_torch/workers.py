@@ -6,7 +6,10 @@ code there is for that. It sees a map-style dataset whose keys are work items.
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import signal
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -14,6 +17,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -339,6 +343,10 @@ class _Beginning:
         # Ctrl-C goes to all processes of a terminal; the main one decides whether these end
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        trainer = multiprocessing.parent_process()
+        if trainer is not None and trainer.pid != os.getppid():
+            # a fork server stands between them, and torch's watchdog watches that
+            threading.Thread(target=_end_with, args=(trainer,), daemon=True).start()
         info = torch.utils.data.get_worker_info()
         assert info is not None
         batches = info.dataset
@@ -349,6 +357,11 @@ class _Beginning:
                 self.function(worker_id)
         except Exception:
             batches.broken = _Failure.caught(is_of_batch=False)
+
+
+def _end_with(process: BaseProcess) -> None:
+    process.join()
+    os._exit(1)
 
 
 def _as_is(result: Any) -> Any:
