@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+from processes import STOPPED, children, environment, is_running, state
+
 SCRIPTS = Path(__file__).parent / "distributed"
 
 
@@ -31,11 +33,8 @@ class Launch:
                     sys.executable, "-m", "torch.distributed.run", "--standalone",
                     "--nproc-per-node", str(world), str(SCRIPTS / script), *map(str, arguments),
                 ],
-                env=os.environ | {
-                    "OMP_NUM_THREADS": "1",
-                    "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-                },
-                stdout=printed, stderr=subprocess.STDOUT, start_new_session=True,
+                env=environment(), stdout=printed, stderr=subprocess.STDOUT,
+                start_new_session=True,
             )  # fmt: skip
 
     @property
@@ -81,30 +80,6 @@ class Launch:
         self._process.kill()
         self._process.wait(timeout=60)
         deadline = time.monotonic() + 60
-        while not all(state(rank) in GONE for rank in ranks):
+        while any(map(is_running, ranks)):
             assert time.monotonic() < deadline, f"of {ranks} some are alive after SIGKILL"
             time.sleep(0.001)
-
-
-# states of processes as proc(5) has them
-STOPPED = ("T", "Z", "X", "")
-GONE = ("Z", "X", "")
-
-
-def status(process: int) -> list[str]:
-    """What the kernel says of a process, from its state on; nothing where there is none."""
-    try:
-        # behind the name of the program, which is in brackets
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return []
-
-
-def state(process: int) -> str:
-    return (status(process) or [""])[0]
-
-
-def children(parent: int) -> list[int]:
-    """Processes that a process has started, and not yet reaped."""
-    processes = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
-    return [process for process in processes if status(process)[1:2] == [str(parent)]]

@@ -28,6 +28,7 @@ import pytest
 import safetensors.torch
 import torch
 import torchdata.nodes
+from processes import environment, is_running, wait_until
 from toys import (
     STARTS,
     as_list,
@@ -53,23 +54,8 @@ pytestmark = [
 SCRIPTS = Path(__file__).parent / "distributed"
 
 
-def environment() -> dict[str, str]:
-    return os.environ | {
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        "OMP_NUM_THREADS": "1",
-    }
-
-
 def notes(error: BaseException) -> list[str]:
     return getattr(error, "__notes__", [])
-
-
-def wait_until(reached: Callable[[], bool], seconds: float = 10) -> None:
-    """Poll; what must come within a time that the case names."""
-    deadline = time.monotonic() + seconds
-    while not reached() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert reached()
 
 
 def children() -> list[Any]:
@@ -478,11 +464,14 @@ def test_c13b_a_worker_killed_while_it_hands_over_is_named_as_the_cause() -> Non
 
 
 TRAINER = """
-import multiprocessing, time
+import multiprocessing, sys, time
 from zephon_torch import DataLoader
 
 if __name__ == "__main__":
-    loader = DataLoader(list(range(10_000_000)), batch_size=4, num_workers=2)
+    loader = DataLoader(
+        range(10_000_000), batch_size=4, num_workers=1, multiprocessing_context=sys.argv[1],
+        persistent_workers=True,
+    )
     loop = iter(loader)
     next(loop)
     print(*(child.pid for child in multiprocessing.active_children()), flush=True)
@@ -491,26 +480,28 @@ if __name__ == "__main__":
 """
 
 
-def is_running(pid: int) -> bool:
+@pytest.mark.timeout(180)
+def test_c13c_a_killed_trainer_leaves_no_orphan(tmp_path: Path) -> None:
+    script = tmp_path / "trainer.py"  # a file, because spawned processes import it again
+    script.write_text(TRAINER)
+    trainers = [
+        subprocess.Popen(
+            [sys.executable, str(script), method],
+            env=environment(), stdout=subprocess.PIPE, text=True,
+        )
+        for method in ("fork", "spawn", "forkserver")
+    ]  # fmt: skip
+    workers: list[int] = []
     try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return status.rpartition(")")[2].split()[0] != "Z"
-
-
-def test_c13c_a_killed_trainer_leaves_no_orphan() -> None:
-    trainer = subprocess.Popen(
-        [sys.executable, "-c", TRAINER], env=environment(), stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert trainer.stdout is not None
-        workers = [int(pid) for pid in trainer.stdout.readline().split()]
-        assert len(workers) == 2 and all(map(is_running, workers))
+        for trainer in trainers:
+            assert trainer.stdout is not None
+            workers += [int(pid) for pid in trainer.stdout.readline().split()]
+        assert len(workers) == 3 and all(map(is_running, workers))
     finally:
-        trainer.kill()
-        trainer.wait(timeout=30)
-        trainer.stdout.close()  # type: ignore[union-attr]
+        for trainer in trainers:
+            trainer.kill()
+            trainer.wait(timeout=30)
+            trainer.stdout.close()  # type: ignore[union-attr]
     try:
         # some ten seconds as a rule: workers look every five whether their parent lives
         wait_until(lambda: not any(map(is_running, workers)), seconds=90)

@@ -6,7 +6,6 @@ What a run trains on after a load is compared with one loader of one process tha
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import environment
 from toys import ids
 
 from zephon_torch import DataLoader
@@ -35,11 +35,7 @@ def launch(folder: Path, num_parts: int, pairs: list[str]) -> dict[str, Found]:
     """What followed the loads, by pair of worlds."""
     done = subprocess.run(
         [sys.executable, str(SCRIPTS / "checkpoints.py"), str(folder), str(num_parts), *pairs],
-        env=os.environ
-        | {
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        },
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=600 if num_parts > 1 else 1800,

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from processes import environment
 from toys import batches, flat, ids, memory, mixture_of, one, three_in_files, write_shards
 
 from zephon_torch import DataLoader
@@ -247,7 +248,7 @@ def test_a_script_that_never_closes_exits_by_itself(
     root = write_shards(tmp_path / "a", [30])
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", SCRIPT, str(root), repr(options)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, sys.path))},
+        env=environment(),
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (0, "[6, 7]\n", "")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import environment, is_running
 from toys import as_list, write_shards
 
 from zephon_torch import DataLoader, StaticMixtureWorkSource
@@ -239,13 +240,6 @@ if __name__ == "__main__":
 """
 
 
-def environment() -> dict[str, str]:
-    return os.environ | {
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        "OMP_NUM_THREADS": "1",
-    }
-
-
 def start(script: str, *arguments: str) -> subprocess.Popen[str]:
     """Run a script as the leader of a process group of its own, as a terminal would."""
     return subprocess.Popen(
@@ -298,14 +292,6 @@ if __name__ == "__main__":
         if number == 2 and sys.argv[2] == "step":
             time.sleep(60)
 """
-
-
-def is_running(pid: int) -> bool:
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return status.rpartition(")")[2].split()[0] != "Z"
 
 
 def test_ctrl_c_ends_a_training_script_within_seconds_and_leaves_no_orphan() -> None:

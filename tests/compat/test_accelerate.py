@@ -12,7 +12,8 @@ import pytest
 
 pytest.importorskip("accelerate", reason="accelerate is not installed")
 
-from launch import ROOT, launch, results
+from launching import launch, results
+from processes import ROOT
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -14,7 +14,8 @@ from zephon_torch import DataLoader
 pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("accelerate", reason="accelerate is not installed")
 
-from launch import ROOT, launch, results
+from launching import launch, results
+from processes import ROOT
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import ROOT, environment
 from toys import batches, flat
 
 from zephon_torch import DataLoader
@@ -28,12 +29,7 @@ pytest.importorskip("lightning", reason="lightning is not installed")
 pytestmark = pytest.mark.timeout(500)
 
 SCRIPT = Path(__file__).with_name("lightning_run.py")
-ROOT = Path(__file__).parents[2]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-ENVIRONMENT = os.environ | {
-    "OMP_NUM_THREADS": "1",
-    "PYTHONPATH": os.pathsep.join([str(ROOT), *(path for path in sys.path if path)]),
-}
 STEPS = 6  # of an epoch
 TRAINER = {"max_epochs": 3, "accumulate_grad_batches": 2, "val_check_interval": 4}
 Result = dict[str, Any]
@@ -46,7 +42,7 @@ def launch(world: int, requests: dict[str, dict[str, Any]]) -> dict[str, Result]
         capture_output=True,
         text=True,
         timeout=150,
-        env=ENVIRONMENT,
+        env=environment(),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
@@ -228,7 +224,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
-                env=ENVIRONMENT,
+                env=environment(),
                 start_new_session=True,
             )
         )

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from processes import environment
 from torch.distributed.checkpoint.stateful import Stateful
 from toys import flat, ids, mixture_of, one, three_in_memory
 
@@ -50,7 +51,7 @@ def train(folder: Path, *launches: tuple[int, int]) -> None:
     words = [str(word) for launch in launches for word in launch]
     process = subprocess.Popen(
         [sys.executable, str(SCRIPT), str(folder), str(INTERVAL), *words],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -108,7 +109,7 @@ def test_the_example_goes_on_with_another_degree(
         example = [str(EXAMPLES / "torchtitan_dp.py"), str(tmp_path), str(steps)]
         printed += subprocess.run(
             [*launcher, str(world), *example],
-            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES.parent)},
+            env=environment(),
             capture_output=True,
             text=True,
             timeout=200,

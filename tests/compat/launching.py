@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from processes import environment
+
 LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 
@@ -24,7 +24,7 @@ def launch(
         capture_output=True,
         text=True,
         timeout=120,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        env=environment(),
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
