@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from toys import ids
 
 from zephon_torch import ConfigurationError, DataLoader, RecordError, StaticMixtureWorkSource
 from zephon_torch.io import Dataset
@@ -179,7 +180,10 @@ def test_a_bad_record_is_counted_once_also_where_padding_repeats_it(
             Dataset.from_path("a", tmp_path), 2, on_error=on_error, collate_fn=ids_only,  # type: ignore[arg-type]
             rank=rank, num_replicas=4, **engine,
         )  # fmt: skip
-        batches(tolerant)
+        for batch in tolerant:
+            assert tolerant.pointers is not None and tolerant.valid is not None
+            assert [sample for _, _, sample in tolerant.pointers] == ids(batch)
+            assert len(tolerant.valid) == len(batch)
         assert tolerant.stats.num_bad == len(tolerant.stats.bad)
         notes += tolerant.stats.bad
     (only,) = notes

@@ -54,7 +54,7 @@ class Pipeline:
 
     def _finish_tolerantly(self, tolerance: Tolerance, item: WorkItem, samples: list[Any]) -> Made:
         kept = tolerance.finish(item, samples)
-        if not kept.bad:
+        if kept.is_whole:
             return Made(self.collate(kept.samples, item.pointers), item.pointers, item.valid)
         valid = None if all(kept.valid) else np.array(kept.valid)
         data = self.collate(kept.samples, kept.pointers)

@@ -40,12 +40,21 @@ class _Failed:
 
 @dataclass(slots=True)
 class Tolerated:
-    """What is left of a batch: samples, which pointers they have, which are real, what was bad."""
+    """What is left of a batch.
+
+    Attributes:
+        samples: its samples.
+        pointers: where they come from.
+        valid: which of them are real.
+        bad: what was left out or replaced, where it was real.
+        is_whole: whether all samples are those of the work item.
+    """
 
     samples: list[Any]
     pointers: Pointers
     valid: list[bool]
     bad: list[BadRecord]
+    is_whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +89,7 @@ class Tolerance:
             pointer, valid = item.pointers[i : i + 1], real[i]
             done = self._transformed(sample, pointer, item.epoch)
             if isinstance(done, _Failed):
+                kept.is_whole = False
                 if valid:  # padding repeats a sample that is noted where it is real
                     kept.bad.append(self._note(pointer, done.error))
                 last = self.mode == "skip" and i == len(samples) - 1 and not kept.samples
