@@ -498,6 +498,19 @@ def test_two_routes_that_disagree_are_named() -> None:
             iter(loader)
 
 
+def test_where_another_plan_was_accepted_the_models_own_words_agree() -> None:
+    """As when averaged weights are swapped in and out before the first batch."""
+    other = trained(seed=9)[1].state_dict()
+    for accept in (0, 1):
+        model, loader = fresh()
+        if accept:
+            model.load_state_dict(trained(seed=9)[0].state_dict())
+            other = loader.state_dict()
+        loader.load_state_dict(other, strict=False)
+        model.load_state_dict(model.state_dict())
+        assert rest(loader) == AT_3
+
+
 def test_after_a_refusal_by_the_model_route_the_loader_route_can_mend_it() -> None:
     broken = {key: value.bfloat16() for key, value in trained()[0].state_dict().items()}
     model, loader = fresh()

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from processes import environment
-from toys import batches, flat, ids, memory, mixture_of, one, three_in_files, write_shards
+from toys import as_list, batches, flat, ids, memory, mixture_of, one, three_in_files, write_shards
 
 from zephon_torch import DataLoader
 from zephon_torch.errors import WorkerError, ZephonError
@@ -334,12 +335,59 @@ def _fail_in_worker(number: int) -> None:
     raise RuntimeError("no worker today")
 
 
-def unpicklable(samples: list[int]) -> Any:
-    return lambda: samples
+def unpicklable_with_5(samples: list[int]) -> Any:
+    return (lambda: samples) if 5 in samples else samples
+
+
+def failing_at_5(sample: int) -> int:
+    class Local(Exception):
+        """Of a class that no other process can find."""
+
+    if sample == 5:
+        raise Local("five")
+    return sample
 
 
 @pytest.mark.timeout(60)
-def test_a_batch_that_cannot_be_sent_is_an_error_and_no_hang() -> None:
-    loader = DataLoader(list(range(8)), 4, num_workers=1, collate_fn=unpicklable)
-    with loader, pytest.raises(WorkerError, match=r"cannot be sent from its worker.*num_workers=0"):
-        next(iter(loader))
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"collate_fn": unpicklable_with_5}, r"cannot be sent from its worker.*num_workers=0"),
+        ({"collate_fn": as_list, "transform": failing_at_5}, r"(?s)Local.*failing_at_5.*five"),
+    ],
+)
+def test_what_cannot_be_sent_from_a_worker_is_an_error_of_its_batch_and_no_hang(
+    options: dict[str, Any], message: str
+) -> None:
+    with DataLoader(list(range(12)), 4, num_workers=1, **options) as loader:
+        loop = iter(loader)
+        assert next(loop) == [0, 1, 2, 3]
+        with pytest.raises(WorkerError, match=message):
+            next(loop)
+        assert next(loop) == [8, 9, 10, 11]
+
+
+@pytest.mark.parametrize("engine", [{"num_threads": 2}, {"num_workers": 1}])
+def test_an_interrupted_close_leaves_a_loader_that_works(
+    source: Any, engine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = DataLoader(source, batch_size=4, persistent_workers="num_workers" in engine, **engine)
+    whole = batches(loader)
+    loop = iter(loader)
+    next(loop)
+    with monkeypatch.context() as patch:
+        for owner, name in [
+            (ThreadPoolExecutor, "shutdown"),
+            (torch.utils.data.dataloader._MultiProcessingDataLoaderIter, "_shutdown_workers"),
+        ]:
+            patch.setattr(owner, name, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            loader.close()
+    del loop
+    loader.load_state_dict(loader.state_dict() | {"epoch": 0, "delivered": 4})
+    assert batches(loader) == whole[1:]
+    loader.close()
+
+
+def interrupt(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt

@@ -510,3 +510,47 @@ def test_after_close_an_iterator_loses_nothing_silently(num_threads: int) -> Non
     except ZephonError:
         assert place(loader) == (0, 4)
     loader.close()
+
+
+@pytest.mark.parametrize("engine", [{}, {"num_threads": 0}, {"num_threads": 2}, {"num_workers": 1}])
+def test_an_iterator_goes_on_after_a_newer_one_that_could_not_begin(engine: dict[str, Any]) -> None:
+    loader, foreign = make(**engine), DataLoader(memory("other", 24), batch_size=4)
+    reference = epochs(1)[0]
+    older, newer = iter(loader), iter(loader)
+    assert ids(next(older)) == reference[0]
+    here = loader.state_dict()
+    loader.load_state_dict(foreign.state_dict())
+    with pytest.raises(PlanMismatch):
+        next(newer)
+    loader.load_state_dict(here)
+    assert batches(older) == reference[1:]
+    assert place(loader) == (1, 0)
+    loader.close()
+
+
+@pytest.mark.parametrize("engine", [{}, {"num_threads": 0}, {"num_threads": 2}, {"num_workers": 1}])
+def test_a_closed_iterator_goes_on_at_its_place(engine: dict[str, Any]) -> None:
+    loader = make(**engine)
+    loop = iter(loader)
+    first = ids(next(loop))
+    loop.close()
+    assert [first, *batches(loop)] == epochs(1)[0]
+    loader.close()
+
+
+def test_an_interrupt_while_a_load_is_adopted_leaves_it_in_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loader = make()
+    loader.load_state_dict(loader.state_dict() | {"epoch": 1, "delivered": 8})
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    loop = iter(loader)
+    with monkeypatch.context() as patch:
+        patch.setattr(loader._cursor, "_move_to", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            next(loop)
+    assert place(loader) == (1, 8)
+    assert batches(loop) == epochs(2)[1][2:]

@@ -209,3 +209,28 @@ def test_a_loader_that_a_trainer_prepared_is_read_by_itself() -> None:
     loader._is_accelerate_prepared = True
     with pytest.raises(ConfigurationError, match="iterate the loader itself"):
         next(iter(loader.batch_sampler))  # type: ignore[arg-type]
+
+
+def test_an_epoch_set_during_another_is_the_one_that_is_skipped_into() -> None:
+    loader, reference = make(), make()
+    reference.set_epoch(2)
+    loop = iter(Skippable(loader))
+    next(loop)
+    loader.set_epoch(2)
+    next(loop)
+    assert batches(rest_of(Skippable(loader), 3)) == batches(reference)[3:]
+
+
+def test_after_a_whole_epoch_was_skipped_the_next_one_comes() -> None:
+    loader, reference = make(), make()
+    assert batches(rest_of(Skippable(loader), len(EPOCH))) == []
+    assert (loader.epoch, loader.delivered) == (1, 0)
+    reference.set_epoch(1)
+    assert batches(loader) == batches(reference)
+
+
+def test_skipping_beyond_the_epoch_of_a_restored_state_raises() -> None:
+    loader = make()
+    loader.load_state_dict(loader.state_dict() | {"delivered": 8})
+    with pytest.raises(StateError, match=f"skips {len(EPOCH)} batches of 4"):
+        batches(rest_of(Skippable(loader), len(EPOCH)))

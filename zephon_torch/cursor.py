@@ -81,10 +81,9 @@ class Cursor:
         here = Progress.at(self._identity, epoch=epoch, delivered=delivered, lanes=self._lanes)
         if not self._staged:
             return here
-        staged = self._latest()
-        loaded = staged.progress()
-        if not staged.strict:
-            return replace(here, lanes=self._lanes_for(loaded, strict=False))
+        loaded = self._latest().progress()
+        if not self._is_strict:
+            return replace(here, lanes=self._lanes_for(loaded))
         if loaded.fingerprint == here.fingerprint:
             return replace(here, lanes=loaded.lanes)
         return loaded
@@ -109,15 +108,16 @@ class Cursor:
         if not self._staged:
             return
         found = {route: staged.progress() for route, staged in self._staged.items()}
-        places = {(p.epoch, p.delivered, p.lanes, p.fingerprint) for p in found.values()}
-        if len(places) > 1:
+        places = {(p.epoch, p.delivered) for p in found.values()}
+        plans = {(p.lanes, p.fingerprint) for p in found.values()}
+        if len(places) > 1 or (self._is_strict and len(plans) > 1):
             words = " and ".join(f"the {route} {progress!r}" for route, progress in found.items())
             raise StateError(
                 f"two states were restored and they disagree: {words}. Restore the progress by one "
                 "route, or bind(..., restore=False)"
             )
-        staged, progress = self._latest(), self._latest().progress()
-        if staged.strict:
+        progress = self._latest().progress()
+        if self._is_strict:
             # where both routes have brought the state, the loader's can say what differs
             max(found.values(), key=lambda one: len(one.description)).check(self._identity)
             if progress.delivered > self._splitter.source.total_samples:
@@ -126,7 +126,7 @@ class Cursor:
                     f"has {self._splitter.source.total_samples}"
                 )
         # what is asked of the splitter from now on, such as loader[step], is asked of that state
-        self._splitter.lanes = self._lanes_for(progress, strict=staged.strict)
+        self._splitter.lanes = self._lanes_for(progress)
 
     def begin(self) -> tuple[int, int]:
         """(epoch, delivered) where a new iterator starts. Nothing moves before :meth:`adopt`."""
@@ -142,9 +142,9 @@ class Cursor:
         self._lanes = self._splitter.lanes
         if self._staged:
             self._shift = 0 if self._asked is None else epoch - self._asked
-        self._staged.clear()
         self._next_epoch = self._asked = None
         self._move_to(epoch, delivered)
+        self._staged.clear()  # last: an interrupt before it leaves the load in wait
 
     def matches_staged(self) -> bool:
         """Whether the staged state is where the run stands anyway; if so it is dropped."""
@@ -212,11 +212,16 @@ class Cursor:
     def _latest(self) -> _Staged:
         return next(reversed(self._staged.values()))
 
-    def _lanes_for(self, progress: Progress, *, strict: bool) -> int:
+    @property
+    def _is_strict(self) -> bool:
+        """Whether the plan still has to be the staged state's: nobody has accepted another one."""
+        return all(staged.strict for staged in self._staged.values())
+
+    def _lanes_for(self, progress: Progress) -> int:
         given = self._lanes_given
         if given is None or given == progress.lanes:
             return progress.lanes
-        if strict:
+        if self._is_strict:
             raise StateError(
                 f"the state has lanes={progress.lanes}, the loader was given lanes={given}: leave "
                 "lanes= out to go on as before, or load with strict=False"
@@ -229,4 +234,4 @@ class Cursor:
 
     def _move_to(self, epoch: int, delivered: int) -> None:
         self._epoch, self._delivered = epoch, delivered
-        self._splitter.epoch = epoch
+        self._splitter.epoch = epoch if self._next_epoch is None else self._next_epoch

@@ -146,9 +146,9 @@ class ThreadEngine:
 
     def close(self) -> None:
         """Wait for the batches in flight and end the threads."""
-        if self._pool is not None and self._pid == os.getpid():
-            self._pool.shutdown(wait=True, cancel_futures=True)
-        self._pool = None
+        pool, self._pool = self._pool, None  # first: an interrupt may end the waiting
+        if pool is not None and self._pid == os.getpid():
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
 class _ThreadRun:

@@ -132,17 +132,18 @@ class Iteration(Iterator[Any]):
         return len(self._loader)
 
     def close(self) -> None:
-        """Give up what was prefetched."""
+        """Give up what was prefetched; a later ``next()`` goes on at its place, with a new run."""
         if self._run is not None:
+            self._is_cut = True
             self._run.close()
 
     def _begin(self) -> Run:
         loader = self._loader
+        self._start, self._loads = self._cursor.begin(), self._cursor.loads
+        self._place = self._start
         previous = loader._live() if loader._live is not None else None
         if previous is not None:
             previous.close()
-        self._start, self._loads = self._cursor.begin(), self._cursor.loads
-        self._place = self._start
         run = self._run_from(self._start)
         loader._live = weakref.ref(self)
         self._prepared = prepared(loader)
@@ -169,7 +170,8 @@ class Iteration(Iterator[Any]):
         if self._is_adopted:
             is_current = not loads or self._cursor.matches_staged()
         else:
-            is_current = loads == self._loads
+            # none in wait, but standing there: an interrupt came just after they were adopted
+            is_current = loads == self._loads or (not loads and self._cursor.place == self._start)
         if not is_current:
             raise StaleIteratorError(
                 "a state was loaded while this iterator was running: start a new one with iter()"

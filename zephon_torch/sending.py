@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
 
-from zephon_torch.errors import ConfigurationError, WorkerError
+from zephon_torch.errors import ConfigurationError
 
 
 class _Nowhere:
@@ -25,18 +26,26 @@ class _WithoutTensors(pickle.Pickler):
         return (int, ()) if isinstance(obj, torch.Tensor) else NotImplemented
 
 
-def check_it_can_be_sent(batch: Any) -> None:
-    """Raise for a batch that cannot be pickled: torch's queue drops it, and its reader hangs.
+class Parcel:
+    """A value on its way to another process, where the value itself arrives.
 
-    Raises:
-        WorkerError: it cannot.
+    What cannot be pickled a queue drops, and whoever waits for it hangs. Here something else goes
+    in its place.
+
+    Args:
+        value: what to send.
+        instead: from why it cannot be sent, what to send in its place.
     """
-    error = _why_not(batch)
-    if error is not None:
-        raise WorkerError(
-            f"a batch cannot be sent from its worker process ({_words(error)}): "
-            "let transform and collate_fn return tensors and plain values, or use num_workers=0"
-        ) from error
+
+    def __init__(self, value: Any, instead: Callable[[str], Any]) -> None:
+        self._value, self._instead = value, instead
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        try:
+            packed = ForkingPickler.dumps(self._value)
+        except Exception as error:
+            packed = ForkingPickler.dumps(self._instead(_words(error)))
+        return pickle.loads, (bytes(packed),)
 
 
 def cannot_start(error: Exception, parts: Mapping[str, Any]) -> ConfigurationError | None:

@@ -147,9 +147,10 @@ class _Rest:
 
     def _begin(self, step: int) -> None:
         loader, splitter = self._loader, self._loader._splitter
-        if step >= splitter.num_steps:
-            return
         delivered = step * splitter.global_batch_size
+        if step >= splitter.num_steps and not loader._cursor.loads:
+            loader._cursor.end_epoch(splitter.epoch)
+            return
         if step and not loader._cursor.loads:
             place = {"epoch": splitter.epoch, "delivered": delivered}
             loader.load_state_dict(loader.state_dict() | place)

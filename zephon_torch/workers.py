@@ -27,7 +27,7 @@ from torch._utils import ExceptionWrapper
 from zephon_torch.errors import WorkerError
 from zephon_torch.nodes.made import Made
 from zephon_torch.nodes.pipeline import Pipeline
-from zephon_torch.sending import cannot_start, check_it_can_be_sent
+from zephon_torch.sending import Parcel, cannot_start
 from zephon_torch.work.splitter import WorkItem
 
 _WORKER_DIED = "DataLoader worker"  # how torch's messages begin
@@ -160,6 +160,7 @@ class WorkerEngine:
 
     def close(self) -> None:
         """End the processes."""
+        self.is_sound = False  # until it is done: an interrupt may come
         self._shut_down()
         self._loader, self._iterator, self.is_sound = None, None, True
 
@@ -294,6 +295,22 @@ class _Failure:
         where = f"in DataLoader worker process {worker.id if worker else 0}"
         return cls(ExceptionWrapper(where=where), is_of_batch)  # type: ignore[no-untyped-call]
 
+    @classmethod
+    def unsendable(cls, why: str) -> Self:
+        """In place of a batch that cannot be sent."""
+        try:
+            raise WorkerError(
+                f"a batch cannot be sent from its worker process ({why}): let transform and "
+                "collate_fn return tensors and plain values, or use num_workers=0"
+            )
+        except WorkerError:
+            return cls.caught()
+
+    def of_known_type(self, _why: str) -> Self:
+        """In place of itself, where the exception's own class cannot be sent: its words can."""
+        self.error.exc_type = WorkerError
+        return self
+
     def exception(self) -> Exception:
         """The exception as it is to be raised."""
         try:
@@ -308,7 +325,6 @@ class _Batches(torch.utils.data.Dataset[Any]):
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
-        self._is_checked = False
         self.broken: _Failure | None = None
 
     @property
@@ -320,17 +336,14 @@ class _Batches(torch.utils.data.Dataset[Any]):
         }
         return known if len(known) > 1 else next(iter(known.values()))
 
-    def __getitem__(self, item: WorkItem) -> _Sent | _Failure:
-        if self.broken is not None:
-            return self.broken
-        try:
-            made = self._pipeline(item)
-            if not self._is_checked:
-                check_it_can_be_sent(made)
-                self._is_checked = True
-            return _Sent.of(item, made)
-        except Exception:
-            return _Failure.caught()
+    def __getitem__(self, item: WorkItem) -> Parcel:
+        failure = self.broken
+        if failure is None:
+            try:
+                return Parcel(_Sent.of(item, self._pipeline(item)), _Failure.unsendable)
+            except Exception:
+                failure = _Failure.caught()
+        return Parcel(failure, failure.of_known_type)
 
 
 @dataclass(frozen=True, slots=True)
