@@ -20,8 +20,13 @@ def refuse_torch_arguments(
         ConfigurationError: one was given; the message says what to use instead.
     """
     for name, value, instead in (
-        ("sampler", sampler, "the plan is the sampler: use shuffle=, mixture= or a work source"),
-        ("batch_sampler", batch_sampler, "the splitter is the batch sampler: use batch_size="),
+        (
+            "sampler",
+            sampler,
+            "the plan is the sampler, and shares itself out to the ranks: without a "
+            "DistributedSampler use shuffle=, and without others mixture= or a work source",
+        ),
+        ("batch_sampler", batch_sampler, "batches are cut from the plan: use batch_size="),
         ("generator", generator, "order depends on the seed alone: use seed="),
     ):
         if value is not None:

@@ -58,6 +58,7 @@ class Cursor:
         self._lanes = splitter.lanes
         self._next_epoch: int | None = None
         self._asked: int | None = None  # the last set_epoch since a load
+        self._has_warned = False
         self._shift = 0  # from the epochs of set_epoch to ours
         self._staged: dict[str, _Staged] = {}
         self.is_prepared = False  # a trainer, which saves the state, has prepared the loader
@@ -136,6 +137,24 @@ class Cursor:
             return (epoch + 1, 0) if self._is_over(delivered) else (epoch, delivered)
         self._splitter.lanes = self._lanes
         return self._epoch if self._next_epoch is None else self._next_epoch, 0
+
+    def warn_of_a_restart(self) -> None:
+        """Warn, once, that an epoch which was left in the middle begins anew in the same order."""
+        is_restart = not self._staged and self._next_epoch in (None, self._epoch)
+        size = self._splitter.global_batch_size  # one batch is a look at the data
+        if self._has_warned or not is_restart or self._delivered <= size:
+            return
+        if not self._splitter.shuffle:
+            return
+        self._has_warned = True
+        warnings.warn(
+            f"the loop before this one was left after {self._delivered} samples of epoch "
+            f"{self._epoch}; this one begins the same epoch anew, in the same order. For short "
+            "epochs give max_samples= to the work source, for a new order call "
+            "loader.set_epoch(), to go on load the state: loader.load_state_dict("
+            "loader.state_dict())",
+            stacklevel=5,
+        )
 
     def adopt(self, epoch: int, delivered: int) -> None:
         """An iterator that started there has come to its first batch: the state counts from it."""

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from zephon_torch.engine import Run
-from zephon_torch.errors import StaleIteratorError
+from zephon_torch.errors import StaleIteratorError, WorldError
 from zephon_torch.nodes.made import BadRecord, Made
 from zephon_torch.prepared import Prepared, prepared
 from zephon_torch.work.permutation import text_key
@@ -82,6 +82,7 @@ class Iteration(Iterator[Any]):
         self._is_cut = False  # whether the last call was, by what is no batch's own: an interrupt
         self._loads: tuple[object, ...] = ()
         self._is_adopted = False  # whether the state counts from `start`: since the first batch
+        self._is_to_compare = False  # whether all ranks must have begun there; at the second batch
         self._ended = False
         self._prepared: Prepared | None = None
         self._lock = threading.RLock()
@@ -97,6 +98,8 @@ class Iteration(Iterator[Any]):
         if self._run is None:
             self._run = self._begin()
         self._check_live()
+        if self._is_to_compare and self._is_adopted:
+            self._compare_with_other_ranks()
         if self._is_cut:  # the batch may be anywhere: go on at its place with a new run
             self._run.close()
             self._run = self._run_from(self._place)
@@ -141,6 +144,8 @@ class Iteration(Iterator[Any]):
         loader = self._loader
         self._start, self._loads = self._cursor.begin(), self._cursor.loads
         self._place = self._start
+        self._is_to_compare = loader._live is None or bool(self._loads)
+        self._cursor.warn_of_a_restart()
         previous = loader._live() if loader._live is not None else None
         if previous is not None:
             previous.close()
@@ -175,6 +180,25 @@ class Iteration(Iterator[Any]):
         if not is_current:
             raise StaleIteratorError(
                 "a state was loaded while this iterator was running: start a new one with iter()"
+            )
+
+    def _compare_with_other_ranks(self) -> None:
+        """Raise where ranks were not loaded alike. At the second batch: one is a look at the data.
+
+        Raises:
+            WorldError: another rank has begun elsewhere.
+        """
+        self._is_to_compare = False
+        splitter, (epoch, delivered) = self._loader._splitter, self._start
+        plan = self._loader.source.identity.fingerprint[:16]
+        words = f"plan {plan}, epoch {epoch}, {delivered} samples delivered, {splitter.lanes} lanes"
+        said = splitter.world.first_said(words)
+        if said != words:
+            raise WorldError(
+                f"ranks do not go on from the same place: this one (rank {splitter.rank}) from "
+                f"{words}; another one from {said}. Make the loader with the same data and seed "
+                "and load the checkpoint on every rank (DDP sends weights from rank 0, but not "
+                "this); give rank= and num_replicas= to a loader that not all ranks iterate"
             )
 
     def _adopt(self) -> None:

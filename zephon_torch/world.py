@@ -6,6 +6,7 @@ they initialise torch.distributed; from then on they are fixed.
 
 from __future__ import annotations
 
+import itertools
 import os
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,9 @@ from zephon_torch.errors import WorldError
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+
+_num_said = itertools.count()
 
 
 class World:
@@ -67,6 +71,21 @@ class World:
                 "after init_process_group, or give rank= and num_replicas="
             )
         return self._resolved
+
+    def first_said(self, words: str) -> str:
+        """What the first rank to come here said, in as many calls: `words` if it is this one.
+
+        Ranks that run one program say the same. Not a collective: nobody waits for anybody, and a
+        store of torch.distributed that cannot answer is no reason to stop.
+        """
+        if self._given is not None or self._mesh is not None or self.num_replicas == 1:
+            return words
+        key = f"zephon_torch/{next(_num_said)}"
+        try:
+            store = torch.distributed.distributed_c10d._get_default_store()
+            return str(store.compare_set(key, "", words).decode())
+        except (RuntimeError, ValueError, AttributeError, NotImplementedError):
+            return words
 
     @property
     def is_known(self) -> bool:

@@ -34,6 +34,11 @@ class PointedSamples(torch.utils.data.Dataset[Any]):
         return self.__getitems__([pointer])[0]
 
     def __getitems__(self, pointers: Sequence[Pointer]) -> list[Any]:
+        if not all(isinstance(pointer, Pointer) for pointer in pointers):
+            raise TypeError(
+                "loader.dataset takes the pointers that loader.batch_sampler gives; for raw "
+                "samples by number use loader.datasets[i][n]"
+            )
         fields = (np.array(field, np.int64) for field in zip(*pointers, strict=True))
         epochs, pass_index, dataset, shard, sample = fields
         item = WorkItem(int(epochs[0]), 0, 0, Pointers(dataset, shard, sample, pass_index))

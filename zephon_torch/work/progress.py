@@ -229,7 +229,7 @@ def _checksum(words: Sequence[int]) -> int:
 
 def _sizes_in_words(sizes: Sequence[int]) -> str:
     return ", ".join(
-        f"{size:,} {what}"
+        f"{size:,} {what if size != 1 else what.removesuffix('s')}"
         for size, what in zip(sizes, ("datasets", "shards", "samples"), strict=False)
     )
 
