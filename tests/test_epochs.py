@@ -102,7 +102,8 @@ def test_after_a_break_the_state_stays_until_the_next_loop_begins() -> None:
     assert loader.remaining == STEPS - 3
     loop = iter(loader)
     assert place(loader) == (0, 12)
-    assert ids(next(loop)) == first[0], "a new loop begins the epoch again"
+    with pytest.warns(UserWarning, match="left after 12 samples"):
+        assert ids(next(loop)) == first[0], "a new loop begins the epoch again"
     assert place(loader) == (0, 4)
     assert batches(loop) == first[1:]
     assert batches(loader) == second
@@ -114,7 +115,8 @@ def test_a_replaced_iterator_says_so() -> None:
     next(old)
     new = iter(loader)
     next(old)  # the new one has not begun
-    next(new)
+    with pytest.warns(UserWarning, match="left after 8 samples"):
+        next(new)
     with pytest.raises(StaleIteratorError, match="one iterator at a time"):
         next(old)
     assert place(loader) == (0, 4)
@@ -554,3 +556,12 @@ def test_an_interrupt_while_a_load_is_adopted_leaves_it_in_wait(
             next(loop)
     assert place(loader) == (1, 8)
     assert batches(loop) == epochs(2)[1][2:]
+
+
+def test_set_epoch_in_the_body_of_the_last_batch_counts() -> None:
+    loader = make()
+    for number, _ in enumerate(loader, 1):
+        if number == len(loader):
+            loader.set_epoch(0)
+    assert place(loader) == (0, 0)
+    assert batches(loader) == epochs(1)[0]

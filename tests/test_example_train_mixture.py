@@ -155,11 +155,11 @@ def read_corpus(folder: Path) -> list[list[dict[str, object]]]:
     return [[json.loads(line) for line in lines] for lines in shards]
 
 
-@pytest.mark.parametrize("world_size", [1, 4])
 def test_digest_does_not_depend_on_the_number_of_processes(
-    world_size: int, work_dir: Path, expected: Outcome
+    work_dir: Path, expected: Outcome
 ) -> None:
-    assert finish(work_dir, world_size=world_size).digest == expected.digest
+    """One here; four, and one after them, below."""
+    assert finish(work_dir, world_size=1).digest == expected.digest
 
 
 def test_killed_three_times_it_ends_as_if_never_killed(work_dir: Path, expected: Outcome) -> None:

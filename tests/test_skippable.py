@@ -234,3 +234,10 @@ def test_skipping_beyond_the_epoch_of_a_restored_state_raises() -> None:
     loader.load_state_dict(loader.state_dict() | {"delivered": 8})
     with pytest.raises(StateError, match=f"skips {len(EPOCH)} batches of 4"):
         batches(rest_of(Skippable(loader), len(EPOCH)))
+
+
+def test_to_skip_nothing_of_a_restored_epoch_warns_as_not_to_skip() -> None:
+    loader = make()
+    loader.load_state_dict(loader.state_dict() | {"delivered": 8})
+    with pytest.warns(UserWarning, match="nobody skipped them"):
+        assert batches(rest_of(Skippable(loader), 0)) == EPOCH[2:]

@@ -83,6 +83,7 @@ class Iteration(Iterator[Any]):
         self._loads: tuple[object, ...] = ()
         self._is_adopted = False  # whether the state counts from `start`: since the first batch
         self._is_to_compare = False  # whether all ranks must have begun there; at the second batch
+        self._is_over = False  # whether the last batch of the epoch was handed over
         self._ended = False
         self._prepared: Prepared | None = None
         self._lock = threading.RLock()
@@ -211,7 +212,8 @@ class Iteration(Iterator[Any]):
         if self._prepared is not None:
             self._prepared.end()
         self._adopt()
-        self._cursor.end_epoch(self._start[0])
+        if not self._is_over:  # its last batch was one that could not be made
+            self._cursor.end_epoch(self._start[0])
 
     def _pinned(self, batch: Any) -> Any:
         loader = self._loader
@@ -225,5 +227,6 @@ class Iteration(Iterator[Any]):
         self._loader._in_hand = InHand(made.pointers, made.valid)
         self._loader.stats.count(real, made.bad)
         self._adopt()
+        self._is_over = item.is_last
         self._cursor.advance(item)  # last: an interrupt before it gives the batch again
         self._place = item.epoch, item.stop

@@ -58,17 +58,7 @@ class Skippable(torch.utils.data.DataLoader[Any]):
         )
 
     def __iter__(self) -> Any:
-        loader = self.loader
-        iteration = iter(loader)
-        if loader._cursor.loads and loader._cursor.delivered_next:
-            warnings.warn(
-                f"goes on after {loader.delivered} samples of epoch {loader.epoch}, as restored, "
-                "but nobody skipped them: a trainer that counts the batches of the epoch from here "
-                "makes fewer optimizer steps. With transformers' Trainer leave "
-                "ignore_data_skip=False; where no trainer skips, use the loader itself",
-                stacklevel=2,
-            )
-        return iteration
+        return _unskipped(self.loader)
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -158,7 +148,21 @@ class _Rest:
             raise _disagreement(
                 loader, f"skips {step} batches of {splitter.global_batch_size} samples"
             )
-        self._iteration = iter(loader)
+        self._iteration = iter(loader) if step else _unskipped(loader)
+
+
+def _unskipped(loader: DataLoader) -> Any:
+    """An iteration of which nothing was skipped."""
+    iteration = iter(loader)
+    if loader._cursor.loads and loader._cursor.delivered_next:
+        warnings.warn(
+            f"goes on after {loader.delivered} samples of epoch {loader.epoch}, as restored, but "
+            "nobody skipped them: a trainer that counts the batches of the epoch from here makes "
+            "fewer optimizer steps. With transformers' Trainer leave ignore_data_skip=False; where "
+            "no trainer skips, use the loader itself",
+            stacklevel=3,
+        )
+    return iteration
 
 
 class _Step(NamedTuple):

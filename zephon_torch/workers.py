@@ -316,8 +316,11 @@ class _Failure:
         try:
             self.error.reraise()  # type: ignore[no-untyped-call]
         except Exception as error:
-            return error
-        raise AssertionError("reraise() raises")
+            if isinstance(error, self.error.exc_type) or type(error) is RuntimeError:
+                return error
+        # its class cannot be made from a message
+        name, where, text = self.error.exc_type.__name__, self.error.where, self.error.exc_msg
+        return RuntimeError(f"Caught {name} {where}.\nOriginal {text}")
 
 
 class _Batches(torch.utils.data.Dataset[Any]):
