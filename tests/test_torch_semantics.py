@@ -549,7 +549,7 @@ HONOURED = {
     "timeout", "worker_init_fn", "multiprocessing_context", "prefetch_factor", "persistent_workers",
 }  # fmt: skip
 REFUSED: dict[str, tuple[Any, str]] = {
-    "sampler": ([0, 1], "shuffle=, mixture= or a work source"),
+    "sampler": ([0, 1], "without a DistributedSampler use shuffle="),
     "batch_sampler": ([[0, 1]], "use batch_size="),
     "generator": (torch.Generator(), "use seed="),
     "in_order": (False, "could not be resumed"),

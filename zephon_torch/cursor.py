@@ -58,7 +58,6 @@ class Cursor:
         self._lanes = splitter.lanes
         self._next_epoch: int | None = None
         self._asked: int | None = None  # the last set_epoch since a load
-        self._has_warned = False
         self._shift = 0  # from the epochs of set_epoch to ours
         self._staged: dict[str, _Staged] = {}
         self.is_prepared = False  # a trainer, which saves the state, has prepared the loader
@@ -69,7 +68,7 @@ class Cursor:
         if self._staged:
             progress = self._latest().progress()
             return progress.epoch, progress.delivered
-        return self._epoch, self._delivered
+        return self._here
 
     @property
     def loads(self) -> tuple[object, ...]:
@@ -138,30 +137,25 @@ class Cursor:
         self._splitter.lanes = self._lanes
         return self._epoch if self._next_epoch is None else self._next_epoch, 0
 
-    def warn_of_a_restart(self) -> None:
-        """Warn, once, that an epoch which was left in the middle begins anew in the same order."""
+    @property
+    def left_of_this_order(self) -> int:
+        """Samples after which a pass of the order that comes next was left; 0 after a whole one.
+
+        One batch counts as a look at the data, and the order of the files as meant.
+        """
         is_restart = not self._staged and self._next_epoch in (None, self._epoch)
-        size = self._splitter.global_batch_size  # one batch is a look at the data
-        if self._has_warned or not is_restart or self._delivered <= size:
-            return
-        if not self._splitter.shuffle:
-            return
-        self._has_warned = True
-        warnings.warn(
-            f"the loop before this one was left after {self._delivered} samples of epoch "
-            f"{self._epoch}; this one begins the same epoch anew, in the same order. For short "
-            "epochs give max_samples= to the work source, for a new order call "
-            "loader.set_epoch(), to go on load the state: loader.load_state_dict("
-            "loader.state_dict())",
-            stacklevel=5,
-        )
+        is_look = self._delivered <= self._splitter.global_batch_size
+        return self._delivered if is_restart and not is_look and self._splitter.shuffle else 0
 
     def adopt(self, epoch: int, delivered: int) -> None:
         """An iterator that started there has come to its first batch: the state counts from it."""
         self._lanes = self._splitter.lanes
         if self._staged:
             self._shift = 0 if self._asked is None else epoch - self._asked
-        self._next_epoch = self._asked = None
+            self._next_epoch = None
+        elif self._next_epoch == epoch:  # else it was asked for since, and comes next
+            self._next_epoch = None
+        self._asked = None
         self._move_to(epoch, delivered)
         self._staged.clear()  # last: an interrupt before it leaves the load in wait
 
@@ -169,8 +163,7 @@ class Cursor:
         """Whether the staged state is where the run stands anyway; if so it is dropped."""
         self.check()
         staged = self._latest().progress()
-        here = (self._epoch, self._delivered, self._lanes)
-        if here != (staged.epoch, staged.delivered, staged.lanes):
+        if (*self._here, self._lanes) != (staged.epoch, staged.delivered, staged.lanes):
             return False
         self._staged.clear()
         return True
@@ -222,11 +215,15 @@ class Cursor:
                 )
             return
         epoch = max(0, epoch + self._shift)
-        if self._delivered == 0:
-            self._epoch, self._next_epoch = epoch, None
-        else:
-            self._next_epoch = epoch if epoch != self._epoch else None
+        self._next_epoch = epoch if epoch != self._epoch else None
         self._splitter.epoch = epoch
+
+    @property
+    def _here(self) -> tuple[int, int]:
+        """(epoch, delivered) without regard to loads."""
+        if self._delivered == 0 and self._next_epoch is not None:
+            return self._next_epoch, 0
+        return self._epoch, self._delivered
 
     def _latest(self) -> _Staged:
         return next(reversed(self._staged.values()))

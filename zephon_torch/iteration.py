@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -82,7 +83,9 @@ class Iteration(Iterator[Any]):
         self._is_cut = False  # whether the last call was, by what is no batch's own: an interrupt
         self._loads: tuple[object, ...] = ()
         self._is_adopted = False  # whether the state counts from `start`: since the first batch
-        self._is_to_compare = False  # whether all ranks must have begun there; at the second batch
+        self._is_under_way = False  # whether it is more than a look at one batch
+        self._is_of_all_ranks = False  # whether all ranks must have begun at the same place
+        self._left = 0  # samples after which an earlier pass of the same order was left
         self._is_over = False  # whether the last batch of the epoch was handed over
         self._ended = False
         self._prepared: Prepared | None = None
@@ -99,8 +102,8 @@ class Iteration(Iterator[Any]):
         if self._run is None:
             self._run = self._begin()
         self._check_live()
-        if self._is_to_compare and self._is_adopted:
-            self._compare_with_other_ranks()
+        if self._is_adopted and not self._is_under_way:
+            self._get_under_way()
         if self._is_cut:  # the batch may be anywhere: go on at its place with a new run
             self._run.close()
             self._run = self._run_from(self._place)
@@ -145,8 +148,8 @@ class Iteration(Iterator[Any]):
         loader = self._loader
         self._start, self._loads = self._cursor.begin(), self._cursor.loads
         self._place = self._start
-        self._is_to_compare = loader._live is None or bool(self._loads)
-        self._cursor.warn_of_a_restart()
+        self._is_of_all_ranks = loader._live is None or bool(self._loads)
+        self._left = self._cursor.left_of_this_order
         previous = loader._live() if loader._live is not None else None
         if previous is not None:
             previous.close()
@@ -183,13 +186,27 @@ class Iteration(Iterator[Any]):
                 "a state was loaded while this iterator was running: start a new one with iter()"
             )
 
-    def _compare_with_other_ranks(self) -> None:
-        """Raise where ranks were not loaded alike. At the second batch: one is a look at the data.
+    def _get_under_way(self) -> None:
+        """Tell of what a whole loop would get wrong without a word.
 
         Raises:
             WorldError: another rank has begun elsewhere.
         """
-        self._is_to_compare = False
+        self._is_under_way = True
+        if self._left and not self._loader._has_warned:
+            self._loader._has_warned = True
+            warnings.warn(
+                f"the loop before this one was left after {self._left} samples of epoch "
+                f"{self._start[0]}; this one began the same epoch anew, in the same order. For "
+                "short epochs give max_samples= to the work source, for a new order call "
+                "loader.set_epoch(), to go on load the state: loader.load_state_dict("
+                "loader.state_dict())",
+                stacklevel=4,
+            )
+        if self._is_of_all_ranks:
+            self._compare_with_other_ranks()
+
+    def _compare_with_other_ranks(self) -> None:
         splitter, (epoch, delivered) = self._loader._splitter, self._start
         plan = self._loader.source.identity.fingerprint[:16]
         words = f"plan {plan}, epoch {epoch}, {delivered} samples delivered, {splitter.lanes} lanes"

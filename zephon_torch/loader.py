@@ -179,6 +179,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self.pin_memory_device = pin_memory_device
         self.stats = LoaderStats()
         self._in_hand: InHand | None = None
+        self._has_warned = False  # of an epoch that began anew
         self._splitter = splitter
         self._cursor = Cursor(splitter, lanes)
         splitter.on_set_epoch = self._cursor.set_epoch

@@ -144,12 +144,7 @@ class TitanDataLoader(BaseDataLoader):  # type: ignore[misc]
 
     def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
         """Batches from where the run stands: of this epoch, or of this and all that follow."""
-        while True:
-            for rows in self.loader:
-                assert self.loader.valid is not None
-                yield _batch(rows, self.loader.valid, self._local_batch_size)
-            if not self._is_infinite:
-                return
+        return _Batches(self.loader, self._local_batch_size, self._is_infinite)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run stands, the same on every rank: see :class:`zephon_torch.DataLoader`."""
@@ -167,6 +162,25 @@ class TitanDataLoader(BaseDataLoader):  # type: ignore[misc]
     def close(self) -> None:
         """End threads and processes."""
         self.loader.close()
+
+
+class _Batches(Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]):
+    """Batches of one epoch or of all that follow; goes on after an error."""
+
+    def __init__(self, loader: DataLoader, size: int, is_infinite: bool) -> None:
+        self._loader, self._size, self._is_infinite = loader, size, is_infinite
+        self._epoch = iter(loader)
+
+    def __next__(self) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        try:
+            rows = next(self._epoch)
+        except StopIteration:
+            if not self._is_infinite:
+                raise
+            self._epoch = iter(self._loader)
+            rows = next(self._epoch)
+        assert self._loader.valid is not None
+        return _batch(rows, self._loader.valid, self._size)
 
 
 @dataclass(frozen=True, slots=True)
