@@ -27,7 +27,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    "case", ["0 all_alike", "3 looked_at_on_one", "4 evaluated_on_one", "5 all_alike"]
+    "case", ["0 all_alike", "3 looked_at_on_one", "4 evaluated_on_one", "6 all_alike"]
 )
 def test_ranks_that_begin_alike_go_on(told: list[dict[str, Any]], case: str) -> None:
     whole = DataLoader(range(64), 8, shuffle=True, seed=3)
@@ -40,7 +40,8 @@ def test_ranks_that_begin_alike_go_on(told: list[dict[str, Any]], case: str) -> 
     ("case", "words"),
     [
         ("1 loaded_on_one", ["epoch 0, 16 samples", "epoch 0, 0 samples", "on every rank"]),
-        ("2 a_seed_of_its_own", ["from plan", "another one from plan", "same data and seed"]),
+        ("2 a_seed_of_its_own", ["from plan", "another one from plan", "same data, seed"]),
+        ("5 other_batches_on_one", ["global batches of 8", "global batches of 10"]),
     ],
 )
 def test_a_rank_that_begins_elsewhere_raises_at_its_second_batch(

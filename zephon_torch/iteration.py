@@ -209,13 +209,16 @@ class Iteration(Iterator[Any]):
     def _compare_with_other_ranks(self) -> None:
         splitter, (epoch, delivered) = self._loader._splitter, self._start
         plan = self._loader.source.identity.fingerprint[:16]
-        words = f"plan {plan}, epoch {epoch}, {delivered} samples delivered, {splitter.lanes} lanes"
+        words = (
+            f"plan {plan}, epoch {epoch}, {delivered} samples delivered, {splitter.lanes} lanes, "
+            f"global batches of {splitter.global_batch_size}"
+        )
         said = splitter.world.first_said(words)
         if said != words:
             raise WorldError(
                 f"ranks do not go on from the same place: this one (rank {splitter.rank}) from "
-                f"{words}; another one from {said}. Make the loader with the same data and seed "
-                "and load the checkpoint on every rank (DDP sends weights from rank 0, but not "
+                f"{words}; another one from {said}. Make the loader with the same data, seed and "
+                "batch size and load the checkpoint on every rank (DDP sends weights from rank 0, but not "
                 "this); give rank= and num_replicas= to a loader that not all ranks iterate"
             )
 

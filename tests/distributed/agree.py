@@ -49,6 +49,10 @@ def a_seed_of_its_own(rank: int) -> dict[str, Any]:
     return train(make(seed=rank))
 
 
+def other_batches_on_one(rank: int) -> dict[str, Any]:
+    return train(DataLoader(range(64), 4 + rank, shuffle=True, seed=3))
+
+
 def looked_at_on_one(rank: int) -> dict[str, Any]:
     loader = make()
     if rank == 0:
@@ -67,7 +71,15 @@ def loaded(loader: DataLoader) -> DataLoader:
     return loader
 
 
-CASES = [all_alike, loaded_on_one, a_seed_of_its_own, looked_at_on_one, evaluated_on_one, all_alike]
+CASES = [
+    all_alike,
+    loaded_on_one,
+    a_seed_of_its_own,
+    looked_at_on_one,
+    evaluated_on_one,
+    other_batches_on_one,
+    all_alike,
+]
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
