@@ -218,8 +218,8 @@ class Iteration(Iterator[Any]):
             raise WorldError(
                 f"ranks do not go on from the same place: this one (rank {splitter.rank}) from "
                 f"{words}; another one from {said}. Make the loader with the same data, seed and "
-                "batch size and load the checkpoint on every rank (DDP sends weights from rank 0, but not "
-                "this); give rank= and num_replicas= to a loader that not all ranks iterate"
+                "batch size and load the checkpoint on every rank (DDP sends weights from rank 0, "
+                "but not this); give rank= and num_replicas= to a loader that not all ranks iterate"
             )
 
     def _adopt(self) -> None:
