@@ -75,6 +75,11 @@ class Cursor:
         """The loads that wait for an iterator, for comparison by identity."""
         return tuple(self._staged.values())
 
+    @property
+    def has_loads(self) -> bool:
+        """Whether there are any."""
+        return bool(self._staged)
+
     def progress(self) -> Progress:
         """The state. After a load and before the first batch: what was loaded."""
         epoch, delivered = self.place

@@ -8,7 +8,6 @@ import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,17 +56,30 @@ class LoaderStats:
 
 
 class InHand:
-    """What is known of the batch that was handed over last."""
+    """What is known of the batch that was handed over last.
 
-    def __init__(self, pointers: Pointers, valid: npt.NDArray[np.bool_] | None) -> None:
-        self.pointers, self._real = pointers, valid
+    Attributes:
+        pointers: its pointers; None before the first.
+    """
 
-    @cached_property
-    def valid(self) -> torch.Tensor:
+    def __init__(self) -> None:
+        self.pointers: Pointers | None = None
+        self._real: npt.NDArray[np.bool_] | None = None
+        self._valid: torch.Tensor | None = None
+
+    def take(self, made: Made) -> None:
+        """Hold another one."""
+        self.pointers, self._real, self._valid = made.pointers, made.valid, None
+
+    @property
+    def valid(self) -> torch.Tensor | None:
         """bool[b], which of its samples are real; made when it is asked for."""
-        if self._real is None:
-            return torch.ones(len(self.pointers), dtype=torch.bool)
-        return torch.from_numpy(self._real.copy())
+        if self._valid is None and self.pointers is not None:
+            if self._real is None:
+                self._valid = torch.ones(len(self.pointers), dtype=torch.bool)
+            else:
+                self._valid = torch.from_numpy(self._real.copy())
+        return self._valid
 
 
 class Iteration(Iterator[Any]):
@@ -175,10 +187,10 @@ class Iteration(Iterator[Any]):
                 "loader was closed. Use one iterator at a time, and loader[step] to look at other "
                 "batches"
             )
-        loads = self._cursor.loads
         if self._is_adopted:
-            is_current = not loads or self._cursor.matches_staged()
+            is_current = not self._cursor.has_loads or self._cursor.matches_staged()
         else:
+            loads = self._cursor.loads
             # none in wait, but standing there: an interrupt came just after they were adopted
             is_current = loads == self._loads or (not loads and self._cursor.place == self._start)
         if not is_current:
@@ -244,7 +256,7 @@ class Iteration(Iterator[Any]):
     def _count(self, item: WorkItem, made: Made) -> None:
         """Count a batch that is handed over."""
         real = len(made.pointers) if made.valid is None else int(made.valid.sum())
-        self._loader._in_hand = InHand(made.pointers, made.valid)
+        self._loader._in_hand.take(made)
         self._loader.stats.count(real, made.bad)
         self._adopt()
         self._is_over = item.is_last

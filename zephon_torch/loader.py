@@ -178,7 +178,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self.prefetch_factor = prefetch_factor
         self.pin_memory_device = pin_memory_device
         self.stats = LoaderStats()
-        self._in_hand: InHand | None = None
+        self._in_hand = InHand()
         self._has_warned = False  # of an epoch that began anew
         self._splitter = splitter
         self._cursor = Cursor(splitter, lanes)
@@ -262,12 +262,12 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     @property
     def pointers(self) -> Pointers | None:
         """Pointers of the batch in hand; None before the first."""
-        return None if self._in_hand is None else self._in_hand.pointers
+        return self._in_hand.pointers
 
     @property
     def valid(self) -> torch.Tensor | None:
         """bool[b], which samples of the batch in hand are real, not padding; None before it."""
-        return None if self._in_hand is None else self._in_hand.valid
+        return self._in_hand.valid
 
     @property
     def epoch(self) -> int:

@@ -11,6 +11,9 @@ import torch
 
 from zephon_torch.errors import ConfigurationError
 
+_PLAIN = {int, float, bool, str, bytes, type(None)}
+_FEW = 32  # parts that are looked at; sending more costs more than a parcel does
+
 
 class _Nowhere:
     """A file that keeps nothing."""
@@ -24,6 +27,19 @@ class _WithoutTensors(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         return (int, ()) if isinstance(obj, torch.Tensor) else NotImplemented
+
+
+def is_plain(value: Any, depth: int = 3) -> bool:
+    """Whether something can be sent for certain: tensors and plain values, few and not deep."""
+    kind = type(value)
+    if kind is torch.Tensor:
+        return not value.requires_grad
+    if kind in _PLAIN:
+        return True
+    if not depth or kind not in (tuple, list, dict) or len(value) > _FEW:
+        return False
+    parts = (*value, *value.values()) if kind is dict else value
+    return all(is_plain(part, depth - 1) for part in parts)
 
 
 class Parcel:

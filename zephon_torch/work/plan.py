@@ -57,7 +57,9 @@ class Pointers:
         return len(self.dataset)
 
     def __getitem__(self, where: slice | Int64Array) -> Pointers:
-        return Pointers(*(a[where] for a in self.arrays()))
+        return Pointers(
+            self.dataset[where], self.shard[where], self.sample[where], self.pass_index[where]
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """As one block: a worker process is sent pointers with every batch."""
@@ -73,7 +75,7 @@ class Pointers:
 
 
 def _unpacked(block: bytes) -> Pointers:
-    return Pointers(*np.frombuffer(block, np.int64).reshape(4, -1).copy())
+    return Pointers(*np.frombuffer(block, np.int64).reshape(4, -1))
 
 
 class Plan:

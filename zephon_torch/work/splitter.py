@@ -10,7 +10,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -58,6 +58,11 @@ class WorkItem:
     pointers: Pointers
     valid: npt.NDArray[np.bool_] | None = None
     is_last: bool = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By its fields: dataclasses with slots pickle slowly, and each batch has an item."""
+        fields = self.epoch, self.start, self.stop, self.pointers, self.valid, self.is_last
+        return WorkItem, fields
 
 
 class ChunkSplitter(DistributedSampler[list[Pointer]]):

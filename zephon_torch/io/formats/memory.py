@@ -24,15 +24,18 @@ class MemoryReader:
         self._start = start
         self._num_samples = num_samples
         self._shard = shard
+        self._reads_at_once = bool(getattr(samples, "__getitems__", None))
 
     def read(self, samples: npt.NDArray[np.int64]) -> list[Any]:
         """Items by number, asked for in this order; see `Reader.read`."""
-        samples = np.asarray(samples, dtype=np.int64)
-        check_bounds(samples, self._num_samples, self._shard)
-        numbers, held = (samples + self._start).tolist(), self._samples
-        if getattr(held, "__getitems__", None):
+        numbers: list[int] = np.asarray(samples, dtype=np.int64).tolist()
+        if numbers and (min(numbers) < 0 or max(numbers) >= self._num_samples):
+            check_bounds(samples, self._num_samples, self._shard)
+        if self._start:
+            numbers = [self._start + number for number in numbers]
+        if self._reads_at_once:
             return self._read_at_once(numbers)
-        left = iter(numbers)
+        held, left = self._samples, iter(numbers)
         try:
             return [held[number] for number in left]
         except Exception as error:
