@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from processes import environment, is_running
-from toys import as_list, write_shards
+from toys import ENGINES, as_list, write_shards
 
 from zephon_torch import DataLoader, StaticMixtureWorkSource
 from zephon_torch.io import Dataset
@@ -27,14 +27,6 @@ pytestmark = [
     pytest.mark.timeout(120),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
 ]
-ENGINES: dict[str, dict[str, Any]] = {
-    "inline": {"num_threads": 0},
-    "one reading thread": {},
-    "one thread": {"num_threads": 1},
-    "three threads": {"num_threads": 3},
-    "two workers": {"num_workers": 2},
-    "two persistent workers": {"num_workers": 2, "persistent_workers": True},
-}
 
 
 @pytest.fixture(params=ENGINES.values(), ids=ENGINES)

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data
-from toys import as_list, batches, flat, ids, write_shards
+from toys import ENGINES, as_list, batches, flat, ids, write_shards
 
 from zephon_torch import DataLoader
 from zephon_torch.errors import ConfigurationError, WorkerError
@@ -31,14 +31,6 @@ pytestmark = [
 ]
 Torchs = torch.utils.data.DataLoader
 BOTH = pytest.mark.parametrize("loader", [Torchs, DataLoader], ids=["torch's", "ours"])
-ENGINES: dict[str, dict[str, Any]] = {
-    "inline": {"num_threads": 0},
-    "one reading thread": {},
-    "one thread": {"num_threads": 1},
-    "three threads": {"num_threads": 3},
-    "two workers": {"num_workers": 2},
-    "two persistent workers": {"num_workers": 2, "persistent_workers": True},
-}
 
 
 class Numbers:

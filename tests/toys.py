@@ -15,6 +15,14 @@ from zephon_torch.work import StaticMixtureWorkSource
 SIZES = {"a": 40, "b": 25, "c": 12}
 STARTS = {"a": 1000, "b": 2000, "c": 3000}
 WEIGHTS = {"a": 0.5, "b": 0.3, "c": 0.2}
+ENGINES: dict[str, dict[str, Any]] = {
+    "inline": {"num_threads": 0},
+    "one reading thread": {},
+    "one thread": {"num_threads": 1},
+    "three threads": {"num_threads": 3},
+    "two workers": {"num_workers": 2},
+    "two persistent workers": {"num_workers": 2, "persistent_workers": True},
+}
 
 
 def memory(
