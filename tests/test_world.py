@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -120,3 +121,29 @@ def test_tensor_parallel_peers_get_identical_batches(rank_1_of_4: None) -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     loader = DataLoader(memory("a", 8), global_batch_size=4, mesh=mesh["dp"])
     assert [batch.tolist() for batch in loader] == [[0, 1], [4, 5]]
+
+
+class _Store:
+    """What torch.distributed's store does, in one process."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def compare_set(self, key: str, expected: str, words: str) -> bytes:
+        self.asked += 1
+        return b"another rank was here"
+
+
+def test_the_first_rank_is_asked_for_but_never_by_a_forked_child(
+    rank_1_of_4: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A child would share the connection of its parent's store."""
+    store = _Store()
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
+    assert World().first_said("mine") == "another rank was here"
+    assert World(1, 4).first_said("mine") == "mine"
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if (World().first_said("mine"), store.asked) == ("mine", 1) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert store.asked == 1

@@ -97,6 +97,7 @@ class Iteration(Iterator[Any]):
         self._is_adopted = False  # whether the state counts from `start`: since the first batch
         self._is_under_way = False  # whether it is more than a look at one batch
         self._is_of_all_ranks = False  # whether all ranks must have begun at the same place
+        self._said = ""  # by the first of them, once it was asked
         self._left = 0  # samples after which an earlier pass of the same order was left
         self._is_over = False  # whether the last batch of the epoch was handed over
         self._ended = False
@@ -202,9 +203,8 @@ class Iteration(Iterator[Any]):
         """Tell of what a whole loop would get wrong without a word.
 
         Raises:
-            WorldError: another rank has begun elsewhere.
+            WorldError: another rank has begun elsewhere; at each call.
         """
-        self._is_under_way = True
         if self._left and not self._loader._has_warned:
             self._loader._has_warned = True
             warnings.warn(
@@ -217,6 +217,7 @@ class Iteration(Iterator[Any]):
             )
         if self._is_of_all_ranks:
             self._compare_with_other_ranks()
+        self._is_under_way = True
 
     def _compare_with_other_ranks(self) -> None:
         splitter, (epoch, delivered) = self._loader._splitter, self._start
@@ -225,7 +226,7 @@ class Iteration(Iterator[Any]):
             f"plan {plan}, epoch {epoch}, {delivered} samples delivered, {splitter.lanes} lanes, "
             f"global batches of {splitter.global_batch_size}"
         )
-        said = splitter.world.first_said(words)
+        said = self._said = self._said or splitter.world.first_said(words)
         if said != words:
             raise WorldError(
                 f"ranks do not go on from the same place: this one (rank {splitter.rank}) from "

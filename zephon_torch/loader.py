@@ -266,7 +266,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     @property
     def valid(self) -> torch.Tensor | None:
-        """bool[b], which samples of the batch in hand are real, not padding; None before it."""
+        """bool[b], which samples of the batch in hand are real (not padding); None before it."""
         return self._in_hand.valid
 
     @property

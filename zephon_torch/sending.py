@@ -33,7 +33,7 @@ def is_plain(value: Any, depth: int = 3) -> bool:
     """Whether something can be sent for certain: tensors and plain values, few and not deep."""
     kind = type(value)
     if kind is torch.Tensor:
-        return not value.requires_grad
+        return not value.requires_grad and value.layout is torch.strided
     if kind in _PLAIN:
         return True
     if not depth or kind not in (tuple, list, dict) or len(value) > _FEW:

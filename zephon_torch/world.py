@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 _num_said = itertools.count()
+_imported_by = os.getpid()
 
 
 class World:
@@ -76,9 +77,11 @@ class World:
         """What the first rank to come here said, in as many calls: `words` if it is this one.
 
         Ranks that run one program say the same. Not a collective: nobody waits for anybody, and a
-        store of torch.distributed that cannot answer is no reason to stop.
+        store of torch.distributed that cannot answer is no reason to stop. A forked child does not
+        ask: it would share the store's connection with its parent.
         """
-        if self._given is not None or self._mesh is not None or self.num_replicas == 1:
+        is_forked = os.getpid() != _imported_by
+        if is_forked or self._given is not None or self._mesh is not None or self.num_replicas == 1:
             return words
         key = f"zephon_torch/{next(_num_said)}"
         try:
