@@ -652,6 +652,11 @@ def held() -> dict[str, int]:
     }
 
 
+def with_a_large_tensor(sample: dict[str, Any]) -> dict[str, Any]:
+    """A batch of them comes through shared memory, in a segment with a descriptor."""
+    return sample | {"row": torch.zeros(1 << 15)}
+
+
 @pytest.mark.parametrize(
     ("engine", "times"),
     [
@@ -667,10 +672,11 @@ def test_c17_break_after_one_batch_again_and_again(
     tmp_path: Path, engine: dict[str, Any], times: int
 ) -> None:
     dataset = Dataset.from_path("a", write_shards(tmp_path, [40, 40]))
-    with DataLoader(dataset, batch_size=4, **engine) as loader:
+    options = {"batch_size": 4, "transform": with_a_large_tensor, **engine}
+    with DataLoader(dataset, **options) as loader:
         next(iter(loader))  # what Python and torch start once for the whole process
     before = held()
-    with DataLoader(dataset, batch_size=4, **engine) as loader:
+    with DataLoader(dataset, **options) as loader:
         levels = []
         for number in range(times):
             for batch in loader:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 from collections.abc import Callable, Mapping
 from multiprocessing.reduction import ForkingPickler
@@ -11,8 +12,9 @@ import torch
 
 from zephon_torch.errors import ConfigurationError
 
-_PLAIN = {int, float, bool, str, bytes, type(None)}
-_FEW = 32  # parts that are looked at; sending more costs more than a parcel does
+# Tensors of a message that travel in it, in bytes; those beyond go through shared memory. Handing a
+# segment over takes a connection and a map for each tensor, about as long as copying this much.
+_IN_MESSAGE_BYTES = 256 << 10
 
 
 class _Nowhere:
@@ -29,39 +31,75 @@ class _WithoutTensors(pickle.Pickler):
         return (int, ()) if isinstance(obj, torch.Tensor) else NotImplemented
 
 
-def is_plain(value: Any, depth: int = 3) -> bool:
-    """Whether something can be sent for certain: tensors and plain values, few and not deep."""
-    kind = type(value)
-    if kind is torch.Tensor:
-        return not value.requires_grad and value.layout is torch.strided
-    if kind in _PLAIN:
-        return True
-    if not depth or kind not in (tuple, list, dict) or len(value) > _FEW:
-        return False
-    parts = (*value, *value.values()) if kind is dict else value
-    return all(is_plain(part, depth - 1) for part in parts)
-
-
 class Parcel:
-    """A value on its way to another process, where the value itself arrives.
+    """A value on its way to another process, packed where it is made: it arrives as itself.
 
     What cannot be pickled a queue drops, and whoever waits for it hangs. Here something else goes
-    in its place.
+    in its place. Small tensors are copied into the message and own their memory where they arrive;
+    the others are shared as torch shares them, a descriptor each.
 
     Args:
         value: what to send.
         instead: from why it cannot be sent, what to send in its place.
     """
 
+    __slots__ = ("_packed",)
+
     def __init__(self, value: Any, instead: Callable[[str], Any]) -> None:
-        self._value, self._instead = value, instead
+        try:
+            self._packed = _packed(value)
+        except Exception as error:
+            self._packed = _packed(instead(_words(error)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        try:
-            packed = ForkingPickler.dumps(self._value)
-        except Exception as error:
-            packed = ForkingPickler.dumps(self._instead(_words(error)))
-        return pickle.loads, (bytes(packed),)
+        return pickle.loads, (self._packed,)
+
+
+class _Packer(ForkingPickler):
+    """Pickles for another process."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        tensors = _Tensors(self.dispatch_table[torch.Tensor])
+        self.dispatch_table = {**self.dispatch_table, torch.Tensor: tensors}
+
+
+class _Tensors:
+    """Reduces the tensors of one message."""
+
+    def __init__(self, share: Callable[[torch.Tensor], Any]) -> None:
+        self._share, self._left = share, _IN_MESSAGE_BYTES
+
+    def __call__(self, tensor: torch.Tensor) -> Any:
+        if tensor.is_conj() or tensor.is_neg():  # marks that would be lost on the way
+            tensor = tensor.resolve_conj().resolve_neg()
+        if not _is_its_bytes(tensor) or tensor.nbytes > self._left:
+            return self._share(tensor)
+        self._left -= tensor.nbytes
+        content: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+        return _tensor, (pickle.PickleBuffer(content), tensor.dtype, tuple(tensor.shape))
+
+
+def _is_its_bytes(tensor: torch.Tensor) -> bool:
+    """Whether memory, type and shape say all about a tensor."""
+    return (
+        tensor.layout is torch.strided
+        and tensor.is_cpu
+        and tensor.is_contiguous()
+        and not tensor.requires_grad
+        and not tensor.is_quantized
+        and tensor.nbytes > 0
+    )
+
+
+def _tensor(content: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.frombuffer(content, dtype=dtype).view(shape)
+
+
+def _packed(value: Any) -> bytes:
+    file = io.BytesIO()
+    _Packer(file).dump(value)
+    return file.getvalue()
 
 
 def cannot_start(error: Exception, parts: Mapping[str, Any]) -> ConfigurationError | None:

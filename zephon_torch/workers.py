@@ -27,7 +27,7 @@ from torch._utils import ExceptionWrapper
 from zephon_torch.errors import WorkerError
 from zephon_torch.nodes.made import Made
 from zephon_torch.nodes.pipeline import Pipeline
-from zephon_torch.sending import Parcel, cannot_start, is_plain
+from zephon_torch.sending import Parcel, cannot_start
 from zephon_torch.work.splitter import WorkItem
 
 _WORKER_DIED = "DataLoader worker"  # how torch's messages begin
@@ -339,13 +339,11 @@ class _Batches(torch.utils.data.Dataset[Any]):
         }
         return known if len(known) > 1 else next(iter(known.values()))
 
-    def __getitem__(self, item: WorkItem) -> _Sent | Parcel:
+    def __getitem__(self, item: WorkItem) -> Parcel:
         failure = self.broken
         if failure is None:
             try:
-                sent = _Sent.of(item, self._pipeline(item))
-                is_sure = sent.rest is None and is_plain(sent.data)
-                return sent if is_sure else Parcel(sent, _Failure.unsendable)
+                return Parcel(_Sent.of(item, self._pipeline(item)), _Failure.unsendable)
             except Exception:
                 failure = _Failure.caught()
         return Parcel(failure, failure.of_known_type)
