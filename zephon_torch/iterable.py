@@ -10,6 +10,7 @@ import torch.utils.data
 
 from zephon_torch import checks
 from zephon_torch.errors import StaleIteratorError, StateError
+from zephon_torch.io.dataset import samples_of
 from zephon_torch.nodes.fetch import Fetcher
 from zephon_torch.nodes.transform import Transform
 from zephon_torch.work.progress import MAX_EPOCH, Progress
@@ -136,9 +137,9 @@ class WorkSourceDataset(torch.utils.data.IterableDataset[Any]):
         start = consumer + self._taken * num_consumers
         stop = int(min(start + _WINDOW * num_consumers, self.source.total_samples))
         pointers = self.source.pointers(np.arange(start, stop, num_consumers), epoch)
-        samples = self._fetcher.read(pointers)
+        samples = samples_of(self._fetcher.read(pointers))
         if self._transform is None:
-            return samples
+            return list(samples)
         return self._transform(samples, pointers, epoch, self._fetcher.name)
 
     def _consumer(self) -> tuple[int, int]:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zephon_torch.io.files import Storage, StoredFile
-from zephon_torch.io.formats import load_format
+from zephon_torch.io.formats import FormatOptions, load_format
 from zephon_torch.io.formats.memory import MemoryReader
 from zephon_torch.io.formats.reader import Reader
 from zephon_torch.io.shards import ShardTable
@@ -20,7 +20,7 @@ class Content(Protocol):
 
     @property
     def version(self) -> str | None:
-        """What the user says about the content, for the fingerprint."""
+        """What else tells one content from another, for the fingerprint."""
         ...
 
     def place(self, dataset: str, path: str, shard: int) -> str:
@@ -38,11 +38,13 @@ class FileContent:
 
     storage: Storage
     format: str
+    options: FormatOptions
     stamps: npt.NDArray[np.int64]  # (shards,)
 
     @property
-    def version(self) -> None:
-        """Nothing: names and sizes tell files apart."""
+    def version(self) -> str | None:
+        """What decides beside names and sizes which samples stand where."""
+        return self.options.identity
 
     def place(self, dataset: str, path: str, shard: int) -> str:
         """Return path or URL, without credentials."""
@@ -52,7 +54,8 @@ class FileContent:
         """Open a file through its format."""
         known = shards[shard]
         file = StoredFile(self.storage, known.path, known.num_bytes, int(self.stamps[shard]))
-        return load_format(self.format).open_reader(file, dataset, known.num_samples)
+        module = load_format(self.format)
+        return module.open_reader(file, self.options, dataset, known.num_samples)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,11 +22,12 @@ from zephon_torch.errors import ConfigurationError
 from zephon_torch.io.content import Content, FileContent, ObjectContent
 from zephon_torch.io.discovery import count_samples, find_shards
 from zephon_torch.io.fingerprint import fingerprint
-from zephon_torch.io.formats.reader import Reader
+from zephon_torch.io.formats import make_options
+from zephon_torch.io.formats.reader import Reader, Samples, samples_of
 from zephon_torch.io.map_style import check_sizes, length_of
 from zephon_torch.io.shards import Shard, ShardTable
 
-__all__ = ["Dataset", "Reader", "Shard"]
+__all__ = ["Dataset", "Reader", "Samples", "Shard", "samples_of"]
 
 _ITERATION_STEP = 256
 _UNITS = ("kB", "MB", "GB", "TB", "PB", "EB")
@@ -41,7 +42,7 @@ class Dataset:
 
     Attributes:
         name: Unique in a mixture; part of the fingerprint.
-        format: ``"jsonl"``, ``"memory"`` or ``"torch"``.
+        format: name of the files' format, or ``"memory"`` or ``"torch"``.
         shards: Sequence of `Shard`, made on access.
     """
 
@@ -67,6 +68,7 @@ class Dataset:
         *,
         format: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        **options: Any,
     ) -> Self:
         """Describe files.
 
@@ -80,19 +82,23 @@ class Dataset:
                 ``.tmp`` are left out.
             format: Name of the format; told from the extensions by default.
             storage_options: For fsspec; never shown in any message.
+            options: Of the format: fields of ``Options`` in its module of ``io/formats``.
 
         Raises:
-            ConfigurationError: A bad name, not a path, or an unknown format.
+            ConfigurationError: A bad name, not a path, an unknown format, an option that the format
+                does not have, or a format whose package is not installed.
             DatasetError: Nothing there, no data there, more than one format, or files that change
                 while they are read.
         """
         _check_name(name)  # before anything is read
         found = find_shards(path, format, storage_options)
-        num_samples = count_samples(name, found)
+        format_options = make_options(found.format, options)
+        num_samples = count_samples(name, found, format_options)
         columns = list(zip(*found.files, strict=True))
         num_bytes, stamps = (np.array(column, dtype=np.int64) for column in columns[1:])
         shards = ShardTable(num_samples, num_bytes, columns[0])
-        return cls(name, found.format, shards, FileContent(found.storage, found.format, stamps))
+        content = FileContent(found.storage, found.format, format_options, stamps)
+        return cls(name, found.format, shards, content)
 
     @classmethod
     def from_samples(
@@ -197,7 +203,7 @@ class Dataset:
             raise IndexError(f"sample {number} of dataset {self.name!r}: it has {len(self):,}")
         shard, sample = self.shards.locate(number % self.num_samples)
         with closing(self.open(shard)) as reader:
-            return reader.read(np.array([sample], dtype=np.int64))[0]
+            return samples_of(reader.read(np.array([sample], dtype=np.int64)))[0]
 
     def __iter__(self) -> Iterator[Any]:
         """Read all samples in shard-then-record order, opening each shard once."""
@@ -205,7 +211,7 @@ class Dataset:
             with closing(self.open(shard)) as reader:
                 for start in range(0, num_samples, _ITERATION_STEP):
                     stop = min(start + _ITERATION_STEP, num_samples)
-                    yield from reader.read(np.arange(start, stop, dtype=np.int64))
+                    yield from samples_of(reader.read(np.arange(start, stop, dtype=np.int64)))
 
     def __repr__(self) -> str:
         parts = [self.format, _plural(self.num_shards, "shard"), _plural(len(self), "sample")]

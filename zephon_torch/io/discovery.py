@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,15 @@ import numpy.typing as npt
 from zephon_torch.errors import ConfigurationError, DatasetError
 from zephon_torch.io.bar import byte_bar
 from zephon_torch.io.files import FileInfo, Storage, StoredFile, is_ignored
-from zephon_torch.io.formats import FORMATS, describe_formats, detect_format, load_format
+from zephon_torch.io.formats import (
+    FORMATS,
+    FolderFormat,
+    FormatOptions,
+    describe_formats,
+    detect_format,
+    load_format,
+    marked_format,
+)
 from zephon_torch.io.storage import connect
 
 _COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".lz4")
@@ -51,21 +59,21 @@ def find_shards(
     if kind == "folder":
         files, found_format = _choose_in_folder(storage, format)
     else:
-        storage, files = _single(storage) if kind == "file" else _match(storage)
-        found_format = format or _common_format(storage, files)
+        storage, files, names = _single(storage) if kind == "file" else _match(storage)
+        found_format = format or _common_format(storage, files, names)
     _refuse_broken_links(storage, files)
     return Found(storage, found_format, sorted(files))
 
 
-def count_samples(dataset: str, found: Found) -> npt.NDArray[np.int64]:
+def count_samples(dataset: str, found: Found, options: FormatOptions) -> npt.NDArray[np.int64]:
     """Count the records of every file, int64[num_files]; builds the indexes that are missing."""
     module = load_format(found.format)
     files = [StoredFile(found.storage, *file) for file in found.files]
-    counts = [module.count(file) for file in files]
+    counts = [module.count(file, options) for file in files]
     missing = [at for at, known in enumerate(counts) if known is None]
     with byte_bar(f"indexing {dataset!r}", sum(files[at].num_bytes for at in missing)) as advance:
         for at in missing:
-            counts[at] = module.scan(files[at], advance)
+            counts[at] = module.scan(files[at], options, advance)
     return np.array(counts, dtype=np.int64)
 
 
@@ -78,12 +86,34 @@ def _path_text(path: str | os.PathLike[str]) -> str:
     return text
 
 
-def _single(storage: Storage) -> tuple[Storage, list[FileInfo]]:
+def _single(storage: Storage) -> tuple[Storage, list[FileInfo], set[str]]:
     folder, name = storage.split()
-    return folder, [folder.info(name)]
+    files = [folder.info(name)]
+    return folder, files, _names_beside(folder, files)
 
 
-def _match(storage: Storage) -> tuple[Storage, list[FileInfo]]:
+def _names_beside(folder: Storage, files: Sequence[FileInfo]) -> set[str]:
+    """Names of files that were not asked for, but say what those are that were."""
+    names = {
+        file.path.removesuffix(extension) + entry.beside
+        for entry in FORMATS.values()
+        if entry.beside is not None
+        for extension in entry.extensions
+        for file in files
+        if file.path.endswith(extension)
+    }
+    return {name for name in names if _is_there(folder, name)}
+
+
+def _is_there(folder: Storage, name: str) -> bool:
+    try:
+        folder.info(name)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _match(storage: Storage) -> tuple[Storage, list[FileInfo], set[str]]:
     parts = storage.split_glob()
     if parts is None:
         raise DatasetError(f"no file or folder {storage.url()!r}")
@@ -98,15 +128,19 @@ def _match(storage: Storage) -> tuple[Storage, list[FileInfo]]:
     ]
     if not files:
         raise DatasetError(f"no file matches {storage.url()!r}")
-    return folder, files
+    return folder, files, _names_beside(folder, files)
 
 
 def _choose_in_folder(storage: Storage, format: str | None) -> tuple[list[FileInfo], str]:
     """Pick the data files of a folder; others (a README) may lie beside them."""
     listed = sorted(storage.list_files())
+    names = {file.path for file in listed}
+    marked = marked_format(names)
+    if marked is not None and format in (None, marked):
+        return list(cast(FolderFormat, load_format(marked)).choose(storage, listed)), marked
     by_format: dict[str, list[FileInfo]] = {}
     for file in listed:
-        if (name := detect_format(file.path)) is not None and format in (None, name):
+        if (name := detect_format(file.path, names)) is not None and format in (None, name):
             by_format.setdefault(name, []).append(file)
     _refuse_compressed(storage, listed)
     if len(by_format) > 1:
@@ -117,12 +151,12 @@ def _choose_in_folder(storage: Storage, format: str | None) -> tuple[list[FileIn
     return files, name
 
 
-def _common_format(storage: Storage, files: Sequence[FileInfo]) -> str:
+def _common_format(storage: Storage, files: Sequence[FileInfo], names: Collection[str]) -> str:
     """Return the one format of files that were asked for by name or pattern."""
     _refuse_compressed(storage, files)
     examples: dict[str, str] = {}
     for file in sorted(files):
-        name = detect_format(file.path)
+        name = detect_format(file.path, names)
         if name is None:
             raise DatasetError(
                 f"cannot tell the format of {storage.url(file.path)!r} from its extension; known "
@@ -138,7 +172,8 @@ def _refuse_compressed(storage: Storage, files: Sequence[FileInfo]) -> None:
     """Leaving out compressed shards that lie among others would lose data without a word."""
     for file in files:
         stem, extension = os.path.splitext(file.path)
-        if extension.lower() in _COMPRESSED and detect_format(stem):
+        is_unknown = extension.lower() in _COMPRESSED and detect_format(file.path) is None
+        if is_unknown and detect_format(stem):
             raise DatasetError(
                 f"{storage.url(file.path)!r} is compressed, which is not supported: decompress it "
                 "or move it out of the dataset"
@@ -158,9 +193,7 @@ def _refuse_empty(storage: Storage, listed: Sequence[FileInfo], format: str | No
     content = ", ".join(map(repr, paths[:_NUM_NAMED])) or "nothing"
     if len(paths) > _NUM_NAMED:
         content += f" and {len(paths) - _NUM_NAMED:,} more"
-    wanted = (
-        f"{format!r} ({' '.join(FORMATS[format].extensions)})" if format else describe_formats()
-    )
+    wanted = f"{format!r} ({FORMATS[format]})" if format else describe_formats()
     raise DatasetError(
         f"folder {storage.url()!r} holds no data files: found {content}, expected {wanted}; hidden "
         "names and names that begin with '_' or end with '.tmp' do not count"

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import default_collate
 
 from zephon_torch.errors import DatasetError, WorkerError
+from zephon_torch.io.dataset import Samples
 from zephon_torch.work.plan import Pointers
 
 _PROVENANCE = "provenance"
@@ -30,8 +31,8 @@ class Collate:
     names: tuple[str, ...]
     provenance: bool = False
 
-    def __call__(self, samples: list[Any], pointers: Pointers) -> Any:
-        """A batch.
+    def __call__(self, samples: Samples, pointers: Pointers) -> Any:
+        """A batch; of an array of rows a tensor of them.
 
         Raises:
             DatasetError: samples of different datasets with different keys, and no collate_fn.
@@ -41,10 +42,12 @@ class Collate:
         batch = self._collated(samples, pointers)
         return _with_provenance(batch, pointers) if self.provenance else batch
 
-    def _collated(self, samples: list[Any], pointers: Pointers) -> Any:
+    def _collated(self, samples: Samples, pointers: Pointers) -> Any:
         try:
             if self.function is not None:
-                return self.function(samples)
+                return self.function(list(samples))
+            if isinstance(samples, np.ndarray):
+                return torch.from_numpy(samples)
             self._check_keys(samples, pointers)
             return default_collate(samples)
         except StopIteration as error:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from zephon_torch.errors import RecordError, WorkerError
-from zephon_torch.io.dataset import Dataset, Reader
+from zephon_torch.io.dataset import Dataset, Reader, Samples, samples_of
 from zephon_torch.work.permutation import Int64Array
 from zephon_torch.work.plan import Pointers
 
@@ -42,8 +42,8 @@ class Fetcher:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["datasets"])  # type: ignore[misc]
 
-    def read(self, pointers: Pointers) -> list[Any]:
-        """Samples in the order of the pointers.
+    def read(self, pointers: Pointers) -> Samples:
+        """Samples in the order of the pointers: an array where all are rows of one kind.
 
         Raises:
             RecordError: a record that cannot be decoded. What an in-memory or torch dataset raises
@@ -54,13 +54,12 @@ class Fetcher:
             return []
         if self._has_one_shard or not len(_edges(datasets, shards)):
             return self._read_shard(int(datasets[0]), int(shards[0]), pointers.sample)
-        samples: list[Any] = [None] * len(pointers)
-        for group in _by_shard(datasets, shards):
-            dataset, shard = int(datasets[group[0]]), int(shards[group[0]])
-            read = self._read_shard(dataset, shard, pointers.sample[group])
-            for place, sample in zip(group.tolist(), read, strict=True):
-                samples[place] = sample
-        return samples
+        groups = list(_by_shard(datasets, shards))
+        parts = [
+            self._read_shard(int(datasets[g[0]]), int(shards[g[0]]), pointers.sample[g])
+            for g in groups
+        ]
+        return _in_order(groups, parts, len(pointers))
 
     def name(self, dataset: int, shard: int, sample: int) -> str:
         """A sample in words, for messages."""
@@ -71,7 +70,7 @@ class Fetcher:
         """Close the readers of this thread."""
         self._open.close()
 
-    def _read_shard(self, dataset: int, shard: int, numbers: Int64Array) -> list[Any]:
+    def _read_shard(self, dataset: int, shard: int, numbers: Int64Array) -> Samples:
         try:
             return self._reader(dataset, shard).read(numbers)
         except RecordError:
@@ -116,6 +115,21 @@ class _OpenReaders(threading.local):
         for reader in self.of_this_process().values():
             reader.close()
         self._readers.clear()
+
+
+def _in_order(groups: Sequence[Int64Array], parts: Sequence[Samples], length: int) -> Samples:
+    """Samples of all groups, each at the place that its group's indices say."""
+    rows = [part for part in parts if isinstance(part, np.ndarray)]
+    if len(rows) == len(parts) and len({(part.dtype, part.shape[1:]) for part in rows}) == 1:
+        together = np.empty((length, *rows[0].shape[1:]), rows[0].dtype)
+        for group, part in zip(groups, rows, strict=True):
+            together[group] = part
+        return together
+    samples: list[Any] = [None] * length
+    for group, read in zip(groups, parts, strict=True):
+        for place, sample in zip(group.tolist(), samples_of(read), strict=True):
+            samples[place] = sample
+    return samples
 
 
 def _by_shard(datasets: Int64Array, shards: Int64Array) -> list[Int64Array]:

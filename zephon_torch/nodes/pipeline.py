@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from zephon_torch.io.dataset import Samples, samples_of
 from zephon_torch.nodes.batch import Collate
 from zephon_torch.nodes.fetch import Fetcher
 from zephon_torch.nodes.made import Made
@@ -38,21 +39,22 @@ class Pipeline:
         """Both stages."""
         return self.finish(item, self.read(item))
 
-    def read(self, item: WorkItem) -> list[Any]:
+    def read(self, item: WorkItem) -> Samples:
         """Samples of a work item as they are stored."""
         if self.tolerance is not None:
             return self.tolerance.read(item.pointers)
         return self.fetcher.read(item.pointers)
 
-    def finish(self, item: WorkItem, samples: list[Any]) -> Made:
+    def finish(self, item: WorkItem, read: Samples) -> Made:
         """Transform and collate."""
+        samples = samples_of(read)
         if self.tolerance is not None:
             return self._finish_tolerantly(self.tolerance, item, samples)
         if self.transform is not None:
             samples = self.transform(samples, item.pointers, item.epoch, self.fetcher.name)
         return Made(self.collate(samples, item.pointers), item.pointers, item.valid)
 
-    def _finish_tolerantly(self, tolerance: Tolerance, item: WorkItem, samples: list[Any]) -> Made:
+    def _finish_tolerantly(self, tolerance: Tolerance, item: WorkItem, samples: Samples) -> Made:
         kept = tolerance.finish(item, samples)
         if kept.is_whole:
             return Made(self.collate(kept.samples, item.pointers), item.pointers, item.valid)

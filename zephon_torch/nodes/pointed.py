@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch.utils.data
 
+from zephon_torch.io.dataset import samples_of
 from zephon_torch.nodes.pipeline import Pipeline
 from zephon_torch.work.plan import Pointers
 from zephon_torch.work.source import WorkSource
@@ -42,7 +43,7 @@ class PointedSamples(torch.utils.data.Dataset[Any]):
         fields = (np.array(field, np.int64) for field in zip(*pointers, strict=True))
         epochs, pass_index, dataset, shard, sample = fields
         item = WorkItem(int(epochs[0]), 0, 0, Pointers(dataset, shard, sample, pass_index))
-        samples = self._pipeline.read(item)
+        samples = list(samples_of(self._pipeline.read(item)))
         transform = self._pipeline.transform
         if transform is None:
             return samples

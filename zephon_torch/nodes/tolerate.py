@@ -12,13 +12,13 @@ always: whether it happens again is not a property of the data, and a resume wou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from zephon_torch.errors import DatasetError, RecordError, WorkerError
+from zephon_torch.io.dataset import Samples, samples_of
 from zephon_torch.nodes.fetch import Fetcher
 from zephon_torch.nodes.made import BadRecord
 from zephon_torch.nodes.transform import Transform
@@ -71,7 +71,7 @@ class Tolerance:
     mode: OnError
     seed: int
 
-    def read(self, pointers: Pointers) -> list[Any]:
+    def read(self, pointers: Pointers) -> Samples:
         """Samples; what could not be decoded is remembered in its place."""
         try:
             return self.fetcher.read(pointers)
@@ -80,7 +80,7 @@ class Tolerance:
                 raise
         return [self._read_one(pointers[i : i + 1]) for i in range(len(pointers))]
 
-    def finish(self, item: WorkItem, samples: Sequence[Any]) -> Tolerated:
+    def finish(self, item: WorkItem, samples: Samples) -> Tolerated:
         """Transformed samples, without or with substitutes for the bad ones."""
         real = [True] * len(samples) if item.valid is None else item.valid.tolist()
         kept = Tolerated([], item.pointers[:0], [], [])
@@ -106,7 +106,7 @@ class Tolerance:
 
     def _read_one(self, pointer: Pointers) -> Any:
         try:
-            return self.fetcher.read(pointer)[0]
+            return samples_of(self.fetcher.read(pointer))[0]
         except Exception as error:
             if not _is_bad_record(error):
                 raise

@@ -6,7 +6,7 @@ same on any worker, rank and engine and after any resume, and new in every pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +36,7 @@ class Transform:
 
     def __call__(
         self,
-        samples: Sequence[Any],
+        samples: Iterable[Any],
         pointers: Pointers,
         epoch: int,
         in_words: Callable[[int, int, int], str],

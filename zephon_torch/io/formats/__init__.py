@@ -1,41 +1,105 @@
-"""File formats by name: a new format is one module and one line of `FORMATS`."""
+"""File formats by name: a new format is one module and one entry of `FORMATS`.
+
+Files are told by their extensions. A format whose folders have an index of their own names that
+file as its marker: where a folder holds it, it is of that format, and the format's module says
+which of the listed files are its shards.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
 from importlib import import_module
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from zephon_torch.errors import ConfigurationError
-from zephon_torch.io.files import StoredFile
+from zephon_torch.io.files import FileInfo, Storage, StoredFile
 from zephon_torch.io.formats.reader import Reader
 
 
-class Format(Protocol):
-    """What a format's module provides, as functions of the module."""
+class FormatOptions(Protocol):
+    """Keywords of one format: a frozen dataclass with a default for each field.
 
-    def count(self, file: StoredFile) -> int | None:
+    Its constructor raises ConfigurationError for values that cannot be.
+    """
+
+    @property
+    def identity(self) -> str | None:
+        """What of them decides which samples stand where, for the fingerprint; None: nothing."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NoOptions:
+    """Of formats without any."""
+
+    @property
+    def identity(self) -> None:
+        """Nothing."""
+
+
+class Format(Protocol):
+    """What a format's module provides, as attributes and functions of the module."""
+
+    Options: Callable[..., FormatOptions]
+
+    def count(self, file: StoredFile, options: Any) -> int | None:
         """Count the records if that is cheap; else return None, and `scan` is called."""
         ...
 
-    def scan(self, file: StoredFile, advance: Callable[[int], object]) -> int:
+    def scan(self, file: StoredFile, options: Any, advance: Callable[[int], object]) -> int:
         """Count the records by reading the file; `advance` gets the bytes of each block."""
         ...
 
-    def open_reader(self, file: StoredFile, dataset: str, num_samples: int) -> Reader:
+    def open_reader(self, file: StoredFile, options: Any, dataset: str, num_samples: int) -> Reader:
         """Open one file; `dataset` is its name for messages."""
+        ...
+
+
+class FolderFormat(Format, Protocol):
+    """A format that has a marker."""
+
+    def choose(self, storage: Storage, listed: Sequence[FileInfo]) -> Sequence[FileInfo]:
+        """The shards of a folder that holds the marker, of all its listed files."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FormatEntry:
-    """Extensions of a format (lower case), and the module that is imported on first use."""
+    """How files of a format are told, and the module that is imported on first use.
+
+    Attributes:
+        extensions: lower case.
+        module: dotted name.
+        codecs: extensions of compression that may follow.
+        beside: extension of a file that lies beside each shard in place of its own; shards without
+            it are of another format.
+        marker: name of a file in the root of each folder of the format.
+    """
 
     extensions: tuple[str, ...]
     module: str
+    codecs: tuple[str, ...] = ()
+    beside: str | None = None
+    marker: str | None = None
+
+    def has(self, path: str, names: Collection[str]) -> bool:
+        """Whether a path is a shard of this format. `names`: all paths that are there."""
+        lower = path.lower()
+        for codec in self.codecs:
+            if lower.endswith(codec):
+                lower, path = lower.removesuffix(codec), path[: -len(codec)]
+                break
+        for extension in self.extensions:
+            if lower.endswith(extension):
+                return self.beside is None or path[: -len(extension)] + self.beside in names
+        return False
+
+    def __str__(self) -> str:
+        return " ".join((*self.extensions, *self.codecs))
 
 
+# The first that has a file wins.
 FORMATS = {
     "jsonl": FormatEntry((".jsonl", ".ndjson"), "zephon_torch.io.formats.jsonl"),
 }
@@ -52,14 +116,37 @@ def load_format(name: str) -> Format:
     return cast(Format, import_module(FORMATS[name].module))
 
 
-def detect_format(path: str) -> str | None:
-    """Return the format whose extension a path has, None without one. Pure."""
+def make_options(name: str, given: Mapping[str, Any]) -> FormatOptions:
+    """Options of a format from keywords.
+
+    Raises:
+        ConfigurationError: A keyword that the format does not have, or a value that cannot be.
+    """
+    kind = load_format(name).Options
+    known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    for keyword in given:
+        if keyword not in known:
+            has = ", ".join(map(repr, known)) or "none"
+            raise ConfigurationError(f"format {name!r} has no option {keyword!r}; it has {has}")
+    return kind(**given)
+
+
+def detect_format(path: str, names: Collection[str] = ()) -> str | None:
+    """Return the format that a path has by its extension, None without one. Pure."""
     for name, entry in FORMATS.items():
-        if path.lower().endswith(entry.extensions):
+        if entry.has(path, names):
+            return name
+    return None
+
+
+def marked_format(names: Collection[str]) -> str | None:
+    """Return the format whose marker is among the names in a folder. Pure."""
+    for name, entry in FORMATS.items():
+        if entry.marker is not None and entry.marker in names:
             return name
     return None
 
 
 def describe_formats() -> str:
     """List the known formats with their extensions, for messages."""
-    return ", ".join(f"{name!r} ({' '.join(e.extensions)})" for name, e in FORMATS.items())
+    return ", ".join(f"{name!r} ({entry})" for name, entry in FORMATS.items())

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from zephon_torch.errors import DatasetError, RecordError
 from zephon_torch.io import index
 from zephon_torch.io.files import StoredFile
+from zephon_torch.io.formats import NoOptions
 from zephon_torch.io.formats.lines import BLANKS, BOM, NEWLINE, find_lines, line_number
 from zephon_torch.io.formats.reader import Reader, check_bounds
 from zephon_torch.io.ranges import open_ranges
@@ -29,17 +30,20 @@ _MAX_REMOTE_BYTES_FOR_LINE = 64 << 20
 _raw_decode = json.JSONDecoder().raw_decode
 
 
-def count(file: StoredFile) -> int | None:
+Options = NoOptions
+
+
+def count(file: StoredFile, options: NoOptions) -> int | None:
     """Count the records where an index exists already, else return None."""
     return index.stored_count(file, INDEXER)
 
 
-def scan(file: StoredFile, advance: index.Advance) -> int:
+def scan(file: StoredFile, options: NoOptions, advance: index.Advance) -> int:
     """Count the records; reads the whole file and writes its index."""
     return len(index.build(file, INDEXER, advance)) - 1
 
 
-def open_reader(file: StoredFile, dataset: str, num_samples: int) -> Reader:
+def open_reader(file: StoredFile, options: NoOptions, dataset: str, num_samples: int) -> Reader:
     """Open a file that must be as it was when counted."""
     return JsonlReader(file, dataset, num_samples)
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from zephon_torch.errors import RecordError
 
+# Samples of one call: a list, or for formats of equal rows an array whose first axis counts them.
+Samples: TypeAlias = list[Any] | npt.NDArray[Any]
+
 
 class Reader(Protocol):
     """Random access to the records of one shard, for the process that opened it."""
 
-    def read(self, samples: npt.NDArray[np.int64]) -> list[Any]:
+    def read(self, samples: npt.NDArray[np.int64]) -> Samples:
         """Read records by number.
 
         Args:
@@ -21,7 +24,8 @@ class Reader(Protocol):
 
         Returns:
             The n records in the same order; a repeated number gives separate objects where the
-            format decodes bytes.
+            format decodes bytes. An array is (n, ...), as narrow as it is stored, and owns its
+            memory; `samples_of` makes samples of it.
 
         Raises:
             RecordError: A number is outside of the shard, or a record cannot be decoded.
@@ -32,6 +36,13 @@ class Reader(Protocol):
     def close(self) -> None:
         """Let go of files; a second call has no effect."""
         ...
+
+
+def samples_of(read: Samples) -> Samples:
+    """What users see of what a reader gave: whole numbers in rows are int64."""
+    if isinstance(read, np.ndarray) and read.dtype.kind in "iu":
+        return read.astype(np.int64, copy=False)
+    return read
 
 
 def check_bounds(samples: npt.NDArray[np.int64], num_samples: int, shard: str) -> None:
