@@ -1,7 +1,8 @@
 """torch's own worker processes as an engine: whole batches of the pipeline in each.
 
 torch's DataLoader moves the batches: its watchdog, shared memory and shutdown are the most tested
-code there is for that (small tensors go a shorter way, see ``sending.py``). It sees a map-style dataset whose keys are work items.
+code there is for that (small tensors go a shorter way, see ``sending.py``). It sees a map-style
+dataset whose keys are work items.
 """
 
 from __future__ import annotations
