@@ -92,15 +92,11 @@ def test_every_engine_gives_every_sample_once(
 
 
 @ALL
-@pytest.mark.parametrize("start_method", ["fork", "spawn"])
-def test_readers_that_are_open_do_not_cross_into_workers(
-    files: Files, tmp_path: Path, start_method: str
-) -> None:
+def test_readers_that_are_open_do_not_cross_into_workers(files: Files, tmp_path: Path) -> None:
     dataset = dataset_of(files, tmp_path / "a")
-    options = {"num_workers": 2, "multiprocessing_context": start_method}
     with (
         loader_of(dataset, files, num_threads=0) as inline,
-        loader_of(dataset, files, **options) as loader,
+        loader_of(dataset, files, num_workers=2, multiprocessing_context="fork") as loader,
     ):
         expected = [files.ids_of(batch) for batch in inline]  # opens all shards in this process
         assert [files.ids_of(batch) for batch in loader] == expected
@@ -112,7 +108,14 @@ def test_resume(files: Files, tmp_path: Path) -> None:
     check_resume(Subject(make=lambda: loader_of(dataset, files), look=files.ids_of))
 
 
-@pytest.mark.parametrize("engine", [{}, {"num_workers": 2}], ids=["thread", "workers"])
+MANY = {
+    "thread": {},
+    "workers": {"num_workers": 2},
+    "spawned workers": {"num_workers": 2, "multiprocessing_context": "spawn"},
+}
+
+
+@pytest.mark.parametrize("engine", MANY.values(), ids=MANY)
 def test_a_mixture_of_all_formats(tmp_path: Path, engine: dict[str, Any]) -> None:
     """Each dataset has ids of its own; they meet in one batch as (format, id)."""
     datasets, readers = [], {}
