@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from zephon_torch.io.files import Storage, StoredFile
+from zephon_torch.io.files import FileInfo, Storage, StoredFile
 from zephon_torch.io.formats import FormatOptions, load_format
 from zephon_torch.io.formats.memory import MemoryReader
 from zephon_torch.io.formats.reader import Reader
@@ -34,12 +35,18 @@ class Content(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FileContent:
-    """Files of one format below one root, with the stamps they had when listed."""
+    """Files of one format below one root, with the stamps they had when listed.
+
+    Attributes:
+        stamps: int64[num_shards].
+        beside: for each shard the file that says what is in it; empty for most formats.
+    """
 
     storage: Storage
     format: str
     options: FormatOptions
-    stamps: npt.NDArray[np.int64]  # (shards,)
+    stamps: npt.NDArray[np.int64]
+    beside: Sequence[FileInfo] = ()
 
     @property
     def version(self) -> str | None:
@@ -53,7 +60,9 @@ class FileContent:
     def open(self, dataset: str, shards: ShardTable, shard: int) -> Reader:
         """Open a file through its format."""
         known = shards[shard]
-        file = StoredFile(self.storage, known.path, known.num_bytes, int(self.stamps[shard]))
+        beside = StoredFile(self.storage, *self.beside[shard]) if self.beside else None
+        stamp = int(self.stamps[shard])
+        file = StoredFile(self.storage, known.path, known.num_bytes, stamp, beside)
         module = load_format(self.format)
         return module.open_reader(file, self.options, dataset, known.num_samples)
 

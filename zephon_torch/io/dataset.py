@@ -97,7 +97,9 @@ class Dataset:
         columns = list(zip(*found.files, strict=True))
         num_bytes, stamps = (np.array(column, dtype=np.int64) for column in columns[1:])
         shards = ShardTable(num_samples, num_bytes, columns[0])
-        content = FileContent(found.storage, found.format, format_options, stamps)
+        content = FileContent(
+            found.storage, found.format, format_options, stamps, tuple(found.beside)
+        )
         return cls(name, found.format, shards, content)
 
     @classmethod

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, cast
 
 import numpy as np
@@ -30,11 +32,24 @@ _NUM_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The data files of a dataset, ordered by path."""
+    """The data files of a dataset, ordered by path.
+
+    Attributes:
+        beside: for each the file that says what is in it; empty for formats without such files.
+    """
 
     storage: Storage
     format: str
     files: Sequence[FileInfo]
+    beside: Sequence[FileInfo]
+
+    def stored(self) -> list[StoredFile]:
+        """The files as readers get them."""
+        beside = (StoredFile(self.storage, *file) for file in self.beside)
+        return [
+            StoredFile(self.storage, file.path, file.num_bytes, file.stamp, other)
+            for file, other in zip_longest(self.files, beside)
+        ]
 
 
 def find_shards(
@@ -57,18 +72,19 @@ def find_shards(
     storage = connect(_path_text(path), storage_options)
     kind = storage.kind()
     if kind == "folder":
-        files, found_format = _choose_in_folder(storage, format)
+        files, known, found_format = _choose_in_folder(storage, format)
     else:
-        storage, files, names = _single(storage) if kind == "file" else _match(storage)
-        found_format = format or _common_format(storage, files, names)
+        storage, files, known = _single(storage) if kind == "file" else _match(storage)
+        found_format = format or _common_format(storage, files, known)
     _refuse_broken_links(storage, files)
-    return Found(storage, found_format, sorted(files))
+    files = sorted(files)
+    return Found(storage, found_format, files, _beside(storage, found_format, files, known))
 
 
 def count_samples(dataset: str, found: Found, options: FormatOptions) -> npt.NDArray[np.int64]:
     """Count the records of every file, int64[num_files]; builds the indexes that are missing."""
     module = load_format(found.format)
-    files = [StoredFile(found.storage, *file) for file in found.files]
+    files = found.stored()
     counts = [module.count(file, options) for file in files]
     missing = [at for at, known in enumerate(counts) if known is None]
     with byte_bar(f"indexing {dataset!r}", sum(files[at].num_bytes for at in missing)) as advance:
@@ -86,34 +102,47 @@ def _path_text(path: str | os.PathLike[str]) -> str:
     return text
 
 
-def _single(storage: Storage) -> tuple[Storage, list[FileInfo], set[str]]:
+def _single(storage: Storage) -> tuple[Storage, list[FileInfo], dict[str, FileInfo]]:
     folder, name = storage.split()
     files = [folder.info(name)]
-    return folder, files, _names_beside(folder, files)
+    return folder, files, _look_beside(folder, files)
 
 
-def _names_beside(folder: Storage, files: Sequence[FileInfo]) -> set[str]:
-    """Names of files that were not asked for, but say what those are that were."""
+def _look_beside(folder: Storage, files: Sequence[FileInfo]) -> dict[str, FileInfo]:
+    """Files by name that were not asked for, but say what those are that were."""
     names = {
-        file.path.removesuffix(extension) + entry.beside
+        str(entry.name_beside(file.path))
         for entry in FORMATS.values()
         if entry.beside is not None
-        for extension in entry.extensions
         for file in files
-        if file.path.endswith(extension)
+        if file.path.lower().endswith(entry.extensions)
     }
-    return {name for name in names if _is_there(folder, name)}
+    known = {}
+    for name in names:
+        with suppress(FileNotFoundError):
+            known[name] = folder.info(name)
+    return known
 
 
-def _is_there(folder: Storage, name: str) -> bool:
-    try:
-        folder.info(name)
-    except FileNotFoundError:
-        return False
-    return True
+def _beside(
+    storage: Storage, format: str, files: Sequence[FileInfo], known: Mapping[str, FileInfo]
+) -> list[FileInfo]:
+    """Return for each file the one that says what is in it, if the format has such files."""
+    entry = FORMATS[format]
+    if entry.beside is None and entry.marker not in known:
+        return []
+    names = [str(entry.name_beside(file.path)) for file in files]
+    for file, name in zip(files, names, strict=True):
+        if name not in known:
+            raise DatasetError(
+                f"{storage.url(file.path)!r} is read as format {format!r} with "
+                f"{storage.url(name)!r}, which is not there: restore it, or name another format "
+                "with format="
+            )
+    return [known[name] for name in names]
 
 
-def _match(storage: Storage) -> tuple[Storage, list[FileInfo], set[str]]:
+def _match(storage: Storage) -> tuple[Storage, list[FileInfo], dict[str, FileInfo]]:
     parts = storage.split_glob()
     if parts is None:
         raise DatasetError(f"no file or folder {storage.url()!r}")
@@ -128,16 +157,19 @@ def _match(storage: Storage) -> tuple[Storage, list[FileInfo], set[str]]:
     ]
     if not files:
         raise DatasetError(f"no file matches {storage.url()!r}")
-    return folder, files, _names_beside(folder, files)
+    return folder, files, _look_beside(folder, files)
 
 
-def _choose_in_folder(storage: Storage, format: str | None) -> tuple[list[FileInfo], str]:
+def _choose_in_folder(
+    storage: Storage, format: str | None
+) -> tuple[list[FileInfo], dict[str, FileInfo], str]:
     """Pick the data files of a folder; others (a README) may lie beside them."""
     listed = sorted(storage.list_files())
-    names = {file.path for file in listed}
+    names = {file.path: file for file in listed}
     marked = marked_format(names)
     if marked is not None and format in (None, marked):
-        return list(cast(FolderFormat, load_format(marked)).choose(storage, listed)), marked
+        chosen = cast(FolderFormat, load_format(marked)).choose(storage, listed)
+        return list(chosen), names, marked
     by_format: dict[str, list[FileInfo]] = {}
     for file in listed:
         if (name := detect_format(file.path, names)) is not None and format in (None, name):
@@ -148,7 +180,7 @@ def _choose_in_folder(storage: Storage, format: str | None) -> tuple[list[FileIn
     if not by_format:
         _refuse_empty(storage, listed, format)
     ((name, files),) = by_format.items()
-    return files, name
+    return files, names, name
 
 
 def _common_format(storage: Storage, files: Sequence[FileInfo], names: Collection[str]) -> str:

@@ -90,12 +90,22 @@ class Storage(ABC):
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """One file as it was when its dataset was made."""
+    """One file as it was when its dataset was made.
+
+    Attributes:
+        storage: Where it is.
+        path: POSIX path relative to the storage's root.
+        num_bytes: Size.
+        stamp: As in `FileInfo`.
+        beside: The file that says what is in it, of formats that have such: the one that lies
+            beside it, or the marker of its folder where that is there.
+    """
 
     storage: Storage
     path: str
     num_bytes: int
     stamp: int
+    beside: StoredFile | None = None
 
     @property
     def name(self) -> str:
@@ -127,11 +137,13 @@ class StoredFile:
             yield block
 
     def check_unchanged(self) -> None:
-        """Compare size and stamp with the file as it is now.
+        """Compare size and stamp with the file as it is now; so of the file beside it.
 
         Raises:
             DatasetError: It is gone, or either differs.
         """
+        if self.beside is not None:
+            self.beside.check_unchanged()
         try:
             now = self.storage.info(self.path)
         except FileNotFoundError:

@@ -83,6 +83,13 @@ class FormatEntry:
     beside: str | None = None
     marker: str | None = None
 
+    def name_beside(self, path: str) -> str | None:
+        """Path of the file that says what is in a shard; None for formats without such files."""
+        if self.beside is None:
+            return self.marker
+        extension = next(e for e in (*self.extensions, "") if path.lower().endswith(e))
+        return path[: len(path) - len(extension)] + self.beside
+
     def has(self, path: str, names: Collection[str]) -> bool:
         """Whether a path is a shard of this format. `names`: all paths that are there."""
         lower = path.lower()
@@ -92,7 +99,7 @@ class FormatEntry:
                 break
         for extension in self.extensions:
             if lower.endswith(extension):
-                return self.beside is None or path[: -len(extension)] + self.beside in names
+                return self.beside is None or self.name_beside(path) in names
         return False
 
     def __str__(self) -> str:
