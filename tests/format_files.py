@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
+import torch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +54,89 @@ def write_jsonl(folder: Path, shards: Sequence[Sequence[int]]) -> None:
         (folder / f"{number:03d}.jsonl").write_text("".join(lines))
 
 
+ROW_LENGTH = 5
+
+
+def rows_of(ids: Sequence[int], dtype: str = "<u2") -> npt.NDArray[Any]:
+    """A row of each id: the id, then numbers that depend on it."""
+    return (np.array(ids)[:, None] + 100 * np.arange(ROW_LENGTH)).astype(dtype)
+
+
+def write_npy(folder: Path, shards: Sequence[Sequence[int]]) -> None:
+    folder.mkdir(parents=True)
+    for number, ids in enumerate(shards):
+        np.save(folder / f"{number:03d}.npy", rows_of(ids))
+
+
+def write_bin(folder: Path, shards: Sequence[Sequence[int]]) -> None:
+    folder.mkdir(parents=True)
+    for number, ids in enumerate(shards):
+        left_over = b"\xff" * 2 * (number % ROW_LENGTH)
+        (folder / f"{number:03d}.bin").write_bytes(rows_of(ids).tobytes() + left_over)
+
+
+def write_megatron(folder: Path, shards: Sequence[Sequence[int]]) -> None:
+    """Sequences of an id repeated 1 to 4 times; each is a document."""
+    folder.mkdir(parents=True)
+    for number, ids in enumerate(shards):
+        sequences = [np.full(1 + i % 4, i, "<u2") for i in ids]
+        megatron_pair(folder / f"{number:03d}", sequences, range(len(sequences) + 1))
+
+
+def write_megatron_rows(folder: Path, shards: Sequence[Sequence[int]]) -> None:
+    folder.mkdir(parents=True)
+    for number, ids in enumerate(shards):
+        rows = rows_of(ids)
+        sequences = np.split(rows.ravel(), [1, 3])
+        megatron_pair(folder / f"{number:03d}", sequences, [0, 1, 3])
+
+
+MEGATRON_CODES = {"u1": 1, "i1": 2, "i2": 3, "i4": 4, "i8": 5, "f8": 6, "f4": 7, "u2": 8}
+
+
+def megatron_pair(
+    path: Path, sequences: Sequence[npt.NDArray[Any]], marks: Sequence[int], modes: bytes = b""
+) -> None:
+    """The .bin and .idx files, as ``megatron.core.datasets.indexed_dataset`` lays them out."""
+    dtype = sequences[0].dtype if sequences else np.dtype("<u2")
+    lengths = np.array([len(sequence) for sequence in sequences], "<i4")
+    pointers = np.cumsum(lengths, dtype="<i8") - lengths
+    code = MEGATRON_CODES[dtype.str[1:]]
+    with open(f"{path}.idx", "wb") as index:
+        index.write(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, code, len(sequences), len(marks)))
+        index.write(lengths.tobytes() + (dtype.itemsize * pointers).tobytes())
+        index.write(np.array(marks, "<i8").tobytes() + modes)
+    Path(f"{path}.bin").write_bytes(b"".join(sequence.tobytes() for sequence in sequences))
+
+
+def of_first(sample: Sequence[int]) -> int:
+    return int(sample[0])
+
+
+def of_first_column(batch: torch.Tensor) -> list[int]:
+    assert batch.dtype == torch.int64 and batch.shape[1:] == (ROW_LENGTH,)
+    return [int(number) for number in batch[:, 0]]
+
+
+def of_list(batch: Sequence[Sequence[int]]) -> list[int]:
+    return [of_first(sample) for sample in batch]
+
+
+ROWS: dict[str, Any] = {"id_of": of_first, "ids_of": of_first_column}
+BIN_OPTIONS = {"dtype": "uint16", "row_length": ROW_LENGTH}
+
 FILES: dict[str, Files] = {
     "jsonl": Files(format="jsonl", write=write_jsonl, id_of=of_key, ids_of=of_column),
+    "npy": Files(format="tokens", write=write_npy, **ROWS),
+    "bin": Files(format="tokens", write=write_bin, options=BIN_OPTIONS, **ROWS),
+    "megatron": Files(
+        format="megatron", write=write_megatron, id_of=of_first, ids_of=of_list, to_batch=list
+    ),
+    "megatron rows": Files(
+        format="megatron",
+        write=write_megatron_rows,
+        options={"row_length": ROW_LENGTH},
+        **ROWS,
+    ),
 }
 ALL = pytest.mark.parametrize("files", FILES.values(), ids=FILES)

@@ -48,14 +48,14 @@ class MappedFile:
         self._file = file
         self._map: mmap.mmap | None = None
         if file.num_bytes:  # an empty file cannot be mapped
-            self._map = _map_file(file, path)
+            self._map = map_file(file, path)
 
     def read(self, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> list[bytes]:
         """Slices of the map, touched in the order of the file."""
         content = self._map
         if content is None:
             raise DatasetError(f"the reader of {self._file.url!r} is closed or the file is empty")
-        _check_size(self._file, content.size())
+        check_size(self._file, content.size())
         first, behind = starts.tolist(), stops.tolist()
         parts = [b""] * len(first)
         for i in starts.argsort(kind="stable").tolist():
@@ -83,7 +83,7 @@ class RequestedFile:
         parts = self._file.storage.read_ranges(self._file.path, starts, stops)
         for part, start, stop in zip(parts, starts.tolist(), stops.tolist(), strict=True):
             if len(part) != stop - start:
-                _check_size(self._file, start + len(part))
+                check_size(self._file, start + len(part))
         return parts
 
     def close(self) -> None:
@@ -91,16 +91,28 @@ class RequestedFile:
         self._is_closed = True
 
 
-def _map_file(file: StoredFile, path: str) -> mmap.mmap:
+def map_file(file: StoredFile, path: str) -> mmap.mmap:
+    """Map a local file that is not empty, as far as it reached when its dataset was made.
+
+    Whoever uses the map calls `check_size` with the map's own ``size()`` before each touch.
+
+    Raises:
+        DatasetError: It was cut short.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        _check_size(file, os.fstat(descriptor).st_size)
+        check_size(file, os.fstat(descriptor).st_size)
         return mmap.mmap(descriptor, file.num_bytes, access=mmap.ACCESS_READ)
     finally:
         os.close(descriptor)
 
 
-def _check_size(file: StoredFile, num_bytes: int) -> None:
+def check_size(file: StoredFile, num_bytes: int) -> None:
+    """Refuse a file that has fewer bytes now than when its dataset was made.
+
+    Raises:
+        DatasetError: Naming the file and both sizes.
+    """
     if num_bytes < file.num_bytes:
         raise DatasetError(
             f"{file.url!r} was cut short: {file.num_bytes:,} bytes when the dataset was made, "

@@ -109,6 +109,8 @@ class FormatEntry:
 # The first that has a file wins.
 FORMATS = {
     "jsonl": FormatEntry((".jsonl", ".ndjson"), "zephon_torch.io.formats.jsonl"),
+    "megatron": FormatEntry((".bin",), "zephon_torch.io.formats.megatron", beside=".idx"),
+    "tokens": FormatEntry((".npy", ".bin"), "zephon_torch.io.formats.tokens"),
 }
 
 

@@ -1,0 +1,122 @@
+"""Rows of equal length in one file, as one array a call: gathered from a map, or requested.
+
+A call costs one gather whatever the number of rows. Values are checked to be what users get of
+them: unsigned 64-bit numbers that fit, in the byte order of this machine.
+"""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from zephon_torch.errors import DatasetError, RecordError
+from zephon_torch.io.files import StoredFile
+from zephon_torch.io.formats.reader import check_bounds
+from zephon_torch.io.ranges import RequestedFile, check_size, map_file
+
+Array: TypeAlias = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RowLayout:
+    """Where rows stand in a file.
+
+    Attributes:
+        dtype: Of the values as stored; any byte order.
+        row_length: Values of a row, at least 1.
+        start: Byte at which row 0 starts; a multiple of the size of a value.
+        num_rows: Rows that follow each other without a gap.
+    """
+
+    dtype: np.dtype[Any]
+    row_length: int
+    start: int
+    num_rows: int
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return self.row_length * self.dtype.itemsize
+
+
+class RowReader:
+    """A `Reader` of rows.
+
+    Args:
+        file: The file as it was when the dataset was made, and is.
+        layout: Where the rows stand; they lie within the file.
+        shard: Dataset and file in words, for messages.
+    """
+
+    def __init__(self, file: StoredFile, layout: RowLayout, shard: str) -> None:
+        self._layout = layout
+        self._shard = shard
+        self._native = layout.dtype.newbyteorder("=")
+        self._source: _MappedRows | _RequestedRows = _RequestedRows(file, layout)
+        if file.local_path is not None and layout.num_rows:  # an empty file cannot be mapped
+            self._source = _MappedRows(file, file.local_path, layout)
+
+    def read(self, samples: npt.NDArray[np.int64]) -> Array:
+        """Rows by number, (n, row_length), as narrow as they are stored; see `Reader.read`."""
+        check_bounds(samples, self._layout.num_rows, self._shard)
+        rows = self._source.take(samples).astype(self._native, copy=False)
+        return rows if self._native != np.uint64 else self._signed(rows, samples)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._source.close()
+
+    def _signed(self, rows: Array, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Unsigned 64-bit rows as int64, which is what users get of all whole numbers."""
+        signed = rows.view(np.int64)
+        if (is_large := (signed < 0).any(axis=1)).any():
+            raise RecordError(
+                f"{self._shard}, record {samples[is_large][0]}: a value is 2^63 or more, which "
+                "int64 cannot hold; store tokens as int64 or narrower"
+            )
+        return signed
+
+
+class _MappedRows:
+    """Of a local file."""
+
+    def __init__(self, file: StoredFile, path: str, layout: RowLayout) -> None:
+        self._file = file
+        self._map: mmap.mmap | None = map_file(file, path)
+        count = layout.num_rows * layout.row_length
+        values = np.frombuffer(self._map, layout.dtype, count, layout.start)
+        self._rows: Array | None = values.reshape(layout.num_rows, layout.row_length)
+
+    def take(self, samples: npt.NDArray[np.int64]) -> Array:
+        if self._map is None or self._rows is None:
+            raise DatasetError(f"the reader of {self._file.url!r} is closed")
+        check_size(self._file, self._map.size())
+        return self._rows[samples]
+
+    def close(self) -> None:
+        self._rows = None  # a map that an array looks into cannot be closed
+        if self._map is not None:
+            self._map.close()
+            self._map = None
+
+
+class _RequestedRows:
+    """Of a remote file: neighbours in one request."""
+
+    def __init__(self, file: StoredFile, layout: RowLayout) -> None:
+        self._requests = RequestedFile(file)
+        self._layout = layout
+
+    def take(self, samples: npt.NDArray[np.int64]) -> Array:
+        layout = self._layout
+        starts = layout.start + samples * layout.row_bytes
+        # a bytearray: arrays over bytes cannot be written to
+        content = bytearray().join(self._requests.read(starts, starts + layout.row_bytes))
+        return np.frombuffer(content, layout.dtype).reshape(len(samples), layout.row_length)
+
+    def close(self) -> None:
+        self._requests.close()
