@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -109,6 +110,72 @@ def megatron_pair(
     Path(f"{path}.bin").write_bytes(b"".join(sequence.tobytes() for sequence in sequences))
 
 
+def write_mds(folder: Path, shards: Sequence[Sequence[int]]) -> None:
+    """Every second shard is there only compressed."""
+    columns = {"id": ("int", 8), "text": ("str", None), "tokens": ("ndarray:uint16", None)}
+    records = [
+        [
+            {
+                "id": struct.pack("<q", i),
+                "text": f"t{i} ö ".encode() * (i % 5),
+                "tokens": b"\x04\x03" + np.full(3, i, "<u2").tobytes(),
+            }
+            for i in ids
+        ]
+        for ids in shards
+    ]
+    mds_folder(folder, records, columns, [None, "gz"] * len(shards))
+
+
+MdsColumns = Mapping[str, tuple[str, int | None]]  # name: encoding, size
+
+
+def mds_folder(
+    folder: Path,
+    shards: Sequence[Sequence[Mapping[str, bytes]]],
+    columns: MdsColumns,
+    codecs: Sequence[str | None] = (),
+) -> None:
+    """Shards of encoded values and their index, as version 2 of MosaicML Streaming lays them out.
+
+    The format is described in its docs ("Dataset Format"); columns stand in order of their names.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    entries = []
+    for number, records in enumerate(shards):
+        codec = codecs[number] if number < len(codecs) else None
+        name, shard = f"shard.{number:05d}.mds", mds_shard(records, columns)
+        entry = {
+            "column_names": sorted(columns),
+            "column_encodings": [columns[column][0] for column in sorted(columns)],
+            "column_sizes": [columns[column][1] for column in sorted(columns)],
+            "compression": codec, "format": "mds", "hashes": [], "samples": len(records),
+            "raw_data": {"basename": name, "bytes": len(shard), "hashes": {}},
+            "size_limit": None, "version": 2, "zip_data": None,
+        }  # fmt: skip
+        content = shard
+        if codec is not None:
+            name = f"{name}.{codec}"
+            content = gzip.compress(shard) if codec == "gz" else shard
+            entry["zip_data"] = {"basename": name, "bytes": len(content), "hashes": {}}
+        (folder / name).write_bytes(content)
+        entries.append(entry)
+    (folder / "index.json").write_text(json.dumps({"version": 2, "shards": entries}))
+
+
+def mds_shard(records: Sequence[Mapping[str, bytes]], columns: MdsColumns) -> bytes:
+    encoded = []
+    for record in records:
+        varying = [len(record[c]) for c in sorted(columns) if columns[c][1] is None]
+        values = b"".join(record[column] for column in sorted(columns))
+        encoded.append(struct.pack(f"<{len(varying)}I", *varying) + values)
+    config = b"{}"
+    first = 4 * (len(records) + 2) + len(config)
+    offsets = first + np.cumsum([0, *map(len, encoded)])
+    head = struct.pack("<I", len(records)) + offsets.astype("<u4").tobytes()
+    return head + config + b"".join(encoded)
+
+
 def of_first(sample: Sequence[int]) -> int:
     return int(sample[0])
 
@@ -127,6 +194,12 @@ BIN_OPTIONS = {"dtype": "uint16", "row_length": ROW_LENGTH}
 
 FILES: dict[str, Files] = {
     "jsonl": Files(format="jsonl", write=write_jsonl, id_of=of_key, ids_of=of_column),
+    "mds": Files(
+        format="mds",
+        write=write_mds,
+        id_of=of_key,
+        ids_of=of_column,
+    ),
     "npy": Files(format="tokens", write=write_npy, **ROWS),
     "bin": Files(format="tokens", write=write_bin, options=BIN_OPTIONS, **ROWS),
     "megatron": Files(

@@ -109,6 +109,12 @@ class FormatEntry:
 # The first that has a file wins.
 FORMATS = {
     "jsonl": FormatEntry((".jsonl", ".ndjson"), "zephon_torch.io.formats.jsonl"),
+    "mds": FormatEntry(
+        (".mds",),
+        "zephon_torch.io.formats.mds",
+        codecs=(".zstd", ".zst", ".gz", ".bz2", ".br", ".snappy"),
+        marker="index.json",
+    ),
     "megatron": FormatEntry((".bin",), "zephon_torch.io.formats.megatron", beside=".idx"),
     "tokens": FormatEntry((".npy", ".bin"), "zephon_torch.io.formats.tokens"),
 }
