@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 
@@ -50,7 +51,21 @@ def write_jsonl(folder: Path, shards: Sequence[Sequence[int]]) -> None:
         (folder / f"{number:03d}.jsonl").write_text("".join(lines))
 
 
+def write_webdataset(folder: Path, shards: Sequence[Sequence[int]]) -> None:
+    webdataset = pytest.importorskip("webdataset")
+    folder.mkdir(parents=True)
+    for number, ids in enumerate(shards):
+        with webdataset.TarWriter(str(folder / f"{number:03d}.tar")) as tar:
+            for i in ids:
+                tar.write(
+                    {"__key__": f"d.e/{i:04d}", "id": i, "npy": np.arange(3) + i, "x.txt": "ö"}
+                )
+
+
 FILES: dict[str, Files] = {
     "jsonl": Files(format="jsonl", write=write_jsonl, id_of=of_key, ids_of=of_column),
+    "webdataset": Files(
+        format="webdataset", write=write_webdataset, id_of=of_key, ids_of=of_column
+    ),
 }
 ALL = pytest.mark.parametrize("files", FILES.values(), ids=FILES)

@@ -102,6 +102,7 @@ class FormatEntry:
 # The first that has a file wins.
 FORMATS = {
     "jsonl": FormatEntry((".jsonl", ".ndjson"), "zephon_torch.io.formats.jsonl"),
+    "webdataset": FormatEntry((".tar",), "zephon_torch.io.formats.webdataset"),
 }
 
 
