@@ -21,7 +21,7 @@ import pytest
 import torch
 import webdataset
 from fsspec.implementations.memory import MemoryFileSystem
-from tars import FORMATS, special, tar
+from tars import FORMATS, header, special, tar
 
 from zephon_torch import DataLoader
 from zephon_torch.errors import ConfigurationError, DatasetError, RecordError
@@ -391,6 +391,17 @@ def test_an_index_that_does_not_fit_is_refused(tmp_path: Path, offsets: list[int
         return
     with pytest.raises(DatasetError, match=r"does not fit the file|holds 1 records, 2 when"):
         list(dataset)
+
+
+def test_a_member_of_many_gigabytes_is_skipped_not_read(tmp_path: Path) -> None:
+    size = 9 << 30
+    path = tmp_path / "a.tar"
+    with path.open("wb") as file:
+        file.write(header(b"a.bin", size=b"\x80" + size.to_bytes(11), magic=b"ustar  \0"))
+        file.seek(size, os.SEEK_CUR)
+        file.write(tar([("b.txt", b"here")]))
+    dataset = Dataset.from_path("a", path)
+    assert [len(dataset), dataset[1]["txt"]] == [2, "here"]
 
 
 # --- far away ------------------------------------------------------------------------------------

@@ -154,7 +154,8 @@ class TarWalk:
         """Take in a header whose content describes the member that comes next."""
         if size > _MAX_DESCRIPTION_BYTES:
             raise TarError(at, f"a name or pax header claims to have {size:,} bytes")
-        content = self._take(size + -size % BLOCK, "a name or pax header")[:size]
+        blocks = self._take(size + -size % BLOCK, "a name or pax header")
+        content = blocks[:size]
         if kind == _PAX_FOR_ALL:
             _check_pax_for_all(content, at)
             return
@@ -163,7 +164,9 @@ class TarWalk:
             return
         before = description.name, description.size
         if kind == _LONG_NAME:
-            description.name = content.partition(b"\0")[0]
+            description.name = blocks.partition(b"\0")[0]
+            if len(description.name) > size:
+                raise TarError(at, "a long name is longer than its header says")
         else:
             _apply_pax(description, content, at)
         if before != (None, None):
