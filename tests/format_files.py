@@ -192,6 +192,18 @@ def of_list(batch: Sequence[Sequence[int]]) -> list[int]:
 ROWS: dict[str, Any] = {"id_of": of_first, "ids_of": of_first_column}
 BIN_OPTIONS = {"dtype": "uint16", "row_length": ROW_LENGTH}
 
+
+def write_webdataset(folder: Path, shards: Sequence[Sequence[int]]) -> None:
+    webdataset = pytest.importorskip("webdataset")
+    folder.mkdir(parents=True)
+    for number, ids in enumerate(shards):
+        with webdataset.TarWriter(str(folder / f"{number:03d}.tar")) as tar:
+            for i in ids:
+                tar.write(
+                    {"__key__": f"d.e/{i:04d}", "id": i, "npy": np.arange(3) + i, "x.txt": "ö"}
+                )
+
+
 FILES: dict[str, Files] = {
     "jsonl": Files(format="jsonl", write=write_jsonl, id_of=of_key, ids_of=of_column),
     "mds": Files(
@@ -210,6 +222,9 @@ FILES: dict[str, Files] = {
         write=write_megatron_rows,
         options={"row_length": ROW_LENGTH},
         **ROWS,
+    ),
+    "webdataset": Files(
+        format="webdataset", write=write_webdataset, id_of=of_key, ids_of=of_column
     ),
 }
 ALL = pytest.mark.parametrize("files", FILES.values(), ids=FILES)

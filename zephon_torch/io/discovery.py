@@ -27,6 +27,7 @@ from zephon_torch.io.formats import (
 from zephon_torch.io.storage import connect
 
 _COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".lz4")
+_COMPRESSED_TARS = (".tgz", ".tbz", ".tbz2", ".txz", ".tzst")
 _NUM_NAMED = 5
 
 
@@ -204,6 +205,8 @@ def _refuse_compressed(storage: Storage, files: Sequence[FileInfo]) -> None:
     """Leaving out compressed shards that lie among others would lose data without a word."""
     for file in files:
         stem, extension = os.path.splitext(file.path)
+        if extension.lower() in _COMPRESSED_TARS:
+            stem, extension = f"{stem}.tar", _COMPRESSED[0]
         is_unknown = extension.lower() in _COMPRESSED and detect_format(file.path) is None
         if is_unknown and detect_format(stem):
             raise DatasetError(

@@ -122,6 +122,18 @@ class StoredFile:
         """The path in the local file system, None when there is none."""
         return self.storage.local_path(self.path)
 
+    def read(self, start: int, stop: int) -> bytes:
+        """Bytes [start, stop).
+
+        Raises:
+            DatasetError: The file ends before.
+        """
+        content = self.storage.read(self.path, start, stop)
+        if len(content) != stop - start:
+            now = f"{start + len(content):,} bytes now, {self.num_bytes:,} when it was listed"
+            raise DatasetError(f"{self.url!r} changed while it was read: {now}")
+        return content
+
     def blocks(self, block_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:
         """Read the content, block by block.
 
@@ -129,12 +141,7 @@ class StoredFile:
             DatasetError: The file ended early.
         """
         for start in range(0, self.num_bytes, block_bytes):
-            stop = min(start + block_bytes, self.num_bytes)
-            block = self.storage.read(self.path, start, stop)
-            if len(block) != stop - start:
-                now = f"{start + len(block):,} bytes now, {self.num_bytes:,} when it was listed"
-                raise DatasetError(f"{self.url!r} changed while it was read: {now}")
-            yield block
+            yield self.read(start, min(start + block_bytes, self.num_bytes))
 
     def check_unchanged(self) -> None:
         """Compare size and stamp with the file as it is now; so of the file beside it.

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from zephon_torch.errors import DatasetError, RecordError, WorkerError
+from zephon_torch.errors import RecordError, ZephonError
 from zephon_torch.io.dataset import Samples, samples_of
 from zephon_torch.nodes.fetch import Fetcher
 from zephon_torch.nodes.made import BadRecord
@@ -152,4 +152,4 @@ class Tolerance:
 def _is_bad_record(error: Exception) -> bool:
     if isinstance(error, RecordError):
         return True
-    return not isinstance(error, DatasetError | OSError | WorkerError | MemoryError)
+    return not isinstance(error, ZephonError | OSError | MemoryError)

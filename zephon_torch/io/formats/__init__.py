@@ -117,6 +117,7 @@ FORMATS = {
     ),
     "megatron": FormatEntry((".bin",), "zephon_torch.io.formats.megatron", beside=".idx"),
     "tokens": FormatEntry((".npy", ".bin"), "zephon_torch.io.formats.tokens"),
+    "webdataset": FormatEntry((".tar",), "zephon_torch.io.formats.webdataset"),
 }
 
 
