@@ -15,6 +15,7 @@ from zephon_torch.io.bar import byte_bar
 from zephon_torch.io.files import FileInfo, Storage, StoredFile, is_ignored
 from zephon_torch.io.formats import (
     FORMATS,
+    AlikeFormat,
     FolderFormat,
     FormatOptions,
     describe_formats,
@@ -69,6 +70,10 @@ def count_samples(dataset: str, found: Found, options: FormatOptions) -> npt.NDA
     """Count the records of every file, int64[num_files]; builds the indexes that are missing."""
     module = load_format(found.format)
     files = [StoredFile(found.storage, *file) for file in found.files]
+    if hasattr(module, "count_all"):
+        with byte_bar(f"counting {dataset!r}", sum(file.num_bytes for file in files)) as advance:
+            together = cast(AlikeFormat, module).count_all(files, options, advance)
+        return np.array(together, dtype=np.int64)
     counts = [module.count(file, options) for file in files]
     missing = [at for at, known in enumerate(counts) if known is None]
     with byte_bar(f"indexing {dataset!r}", sum(files[at].num_bytes for at in missing)) as advance:

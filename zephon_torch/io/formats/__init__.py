@@ -64,6 +64,16 @@ class FolderFormat(Format, Protocol):
         ...
 
 
+class AlikeFormat(Protocol):
+    """A format whose files must be alike, in their columns say: they are counted together."""
+
+    def count_all(
+        self, files: Sequence[StoredFile], options: Any, advance: Callable[[int], object]
+    ) -> Sequence[int]:
+        """Count the records of each file; `advance` gets the bytes of each that is done."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class FormatEntry:
     """How files of a format are told, and the module that is imported on first use.
@@ -74,14 +84,15 @@ class FormatEntry:
         codecs: extensions of compression that may follow.
         beside: extension of a file that lies beside each shard in place of its own; shards without
             it are of another format.
-        marker: name of a file in the root of each folder of the format.
+        marker: name of a file in the root of each folder of the format; or several, of which
+            one is there.
     """
 
     extensions: tuple[str, ...]
     module: str
     codecs: tuple[str, ...] = ()
     beside: str | None = None
-    marker: str | None = None
+    marker: str | tuple[str, ...] | None = None
 
     def has(self, path: str, names: Collection[str]) -> bool:
         """Whether a path is a shard of this format. `names`: all paths that are there."""
@@ -95,6 +106,11 @@ class FormatEntry:
                 return self.beside is None or path[: -len(extension)] + self.beside in names
         return False
 
+    def marks(self, names: Collection[str]) -> bool:
+        """Whether the names in a folder hold a marker."""
+        markers = (self.marker,) if isinstance(self.marker, str) else self.marker or ()
+        return any(marker in names for marker in markers)
+
     def __str__(self) -> str:
         return " ".join((*self.extensions, *self.codecs))
 
@@ -102,6 +118,12 @@ class FormatEntry:
 # The first that has a file wins.
 FORMATS = {
     "jsonl": FormatEntry((".jsonl", ".ndjson"), "zephon_torch.io.formats.jsonl"),
+    "parquet": FormatEntry((".parquet", ".pq"), "zephon_torch.io.formats.parquet"),
+    "arrow": FormatEntry(
+        (".arrow", ".arrows", ".feather"),
+        "zephon_torch.io.formats.arrow",
+        marker=("state.json", "dataset_dict.json"),
+    ),
 }
 
 
@@ -142,7 +164,7 @@ def detect_format(path: str, names: Collection[str] = ()) -> str | None:
 def marked_format(names: Collection[str]) -> str | None:
     """Return the format whose marker is among the names in a folder. Pure."""
     for name, entry in FORMATS.items():
-        if entry.marker is not None and entry.marker in names:
+        if entry.marks(names):
             return name
     return None
 

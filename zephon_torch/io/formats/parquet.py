@@ -1,0 +1,212 @@
+"""Parquet: counts from the footers, rows from row groups that are decoded as a whole or in slices.
+
+pyarrow decodes; bytes come from our storage: of a row group the chunks of the chosen columns, in as
+few requests as is sensible. Decoding begins at the start of a row group, whichever of its rows is
+wanted. One that is small once decoded is kept for a while; a large one is decoded in slices, from
+one to the next as long as reading goes forward, so that memory does not grow with row groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from typing import Any
+from urllib.parse import unquote
+
+import numpy as np
+
+from zephon_torch.errors import DatasetError, RecordError
+from zephon_torch.extras import require
+from zephon_torch.io.files import StoredFile
+from zephon_torch.io.formats.libarrow import pa
+from zephon_torch.io.formats.reader import Reader
+from zephon_torch.io.formats.source import RangesFile
+from zephon_torch.io.formats.table import (
+    Int64Array,
+    TableOptions,
+    TableReader,
+    choose_columns,
+    count_alike,
+    refusing,
+)
+from zephon_torch.io.ranges import open_ranges
+
+parquet: Any = require("pyarrow.parquet", "parquet", "reading Parquet files")
+
+# What is decoded at once of a larger row group: few enough bytes in the file, and few enough rows,
+# since values that repeat take more memory than they take in the file.
+_SLICE_BYTES = 16 << 20
+_SLICE_ROWS = 64 << 10
+_MAX_SLICES = 1 << 16  # of one row group, whatever a corrupt footer claims
+_FOOTER_BYTES = 64 << 10  # requested at once
+
+_NULL = "__HIVE_DEFAULT_PARTITION__"  # how a folder tells that there is no value
+
+Options = TableOptions
+
+
+def count_all(
+    files: Sequence[StoredFile], options: TableOptions, advance: Callable[[int], object]
+) -> list[int]:
+    """Count the rows of each file by its footer."""
+    return count_alike(files, options, advance, _inspect)
+
+
+def open_reader(file: StoredFile, options: TableOptions, dataset: str, num_samples: int) -> Reader:
+    """Open a file that must be as it was when counted."""
+    shard = f"dataset {dataset!r}, file {file.url!r}"
+    return TableReader(_Slices(file, options), shard, num_samples)
+
+
+def _inspect(file: StoredFile, options: TableOptions) -> tuple[int, dict[str, Any]]:
+    with closing(_Slices(file, options)) as slices:
+        return int(slices.edges[-1]), slices.columns
+
+
+class _Slices:
+    """The row groups of one open file, large ones cut into slices of rows."""
+
+    def __init__(self, file: StoredFile, options: TableOptions) -> None:
+        self._name = repr(file.url)
+        if not file.num_bytes:
+            raise DatasetError(f"{self._name} is empty: restore it or move it out of the dataset")
+        self._partition = _partition(file.path)
+        self._ranges = open_ranges(file)
+        self._source = RangesFile(self._ranges, file.num_bytes)
+        self._forward: _Forward | None = None
+        try:
+            self._open(options)
+            self._cut()
+        except BaseException:
+            self._ranges.close()
+            raise
+
+    def load(self, group: int, record: str) -> tuple[Any, int]:
+        """One slice as a table."""
+        row_group, start = int(self._group_of[group]), int(self._start_of[group])
+        stop = start + int(self.edges[group + 1] - self.edges[group])
+        forward = self._forward
+        if forward is None or forward.row_group != row_group or forward.position > start:
+            forward = self._forward = self._begin(row_group)
+        with refusing(f"{record}: row group {row_group}", RecordError, self._source):
+            table = forward.read(start, stop)
+        for column, value in self._partition.items():
+            table = table.append_column(
+                column, pa.repeat(pa.scalar(value, pa.string()), len(table))
+            )
+        if stop == self._num_rows[row_group]:
+            self._forget()
+        return table.select(list(self.columns)), table.nbytes
+
+    def check(self, table: Any, rows: Int64Array) -> None:
+        """Nothing: what was decoded is sound and owns its memory."""
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._forget()
+        self._ranges.close()
+
+    def _open(self, options: TableOptions) -> None:
+        """Read the footer."""
+        size = self._source.num_bytes
+        self._source.hold(np.array([max(0, size - _FOOTER_BYTES)]), np.array([size]))
+        what = f"{self._name} is no Parquet file or is corrupt: it"
+        with refusing(what, DatasetError, self._source):
+            self._file = parquet.ParquetFile(
+                pa.PythonFile(self._source, "r"),
+                pre_buffer=False,  # done by threads, which do not survive a fork
+                page_checksum_verification=True,
+            )
+            schema = self._file.schema_arrow
+        for name in self._partition:
+            schema = schema.append(pa.field(name, pa.string()))
+        self.columns = choose_columns(schema, options.columns, self._name)
+        self._stored = [name for name in self.columns if name not in self._partition]
+        self._source.hold(np.empty(0, np.int64), np.empty(0, np.int64))
+
+    def _cut(self) -> None:
+        """Cut the row groups into slices."""
+        metadata = self._file.metadata
+        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+        self._num_rows = [int(group.num_rows) for group in groups]
+        if sum(self._num_rows) != metadata.num_rows or min(self._num_rows, default=0) < 0:
+            raise DatasetError(
+                f"{self._name} is corrupt: its footer tells {metadata.num_rows:,} rows, but "
+                f"{self._num_rows} for its row groups; restore it or move it out of the dataset"
+            )
+        self._steps = [_step(int(group.num_rows), int(group.total_byte_size)) for group in groups]
+        starts = [
+            np.arange(0, rows, step, dtype=np.int64)
+            for rows, step in zip(self._num_rows, self._steps, strict=True)
+        ]
+        self._start_of = np.concatenate([np.empty(0, np.int64), *starts])
+        self._group_of = np.repeat(np.arange(len(groups)), [len(part) for part in starts])
+        before = np.cumsum([0, *self._num_rows], dtype=np.int64)
+        self.edges: Int64Array = np.append(before[self._group_of] + self._start_of, before[-1])
+
+    def _begin(self, number: int) -> _Forward:
+        """Request the chunks of a row group, and stand before its first row."""
+        group = self._file.metadata.row_group(number)
+        chunks = [group.column(column) for column in range(group.num_columns)]
+        ranges = [_range(chunk) for chunk in chunks if _is_in(chunk.path_in_schema, self._stored)]
+        bounds = np.array(ranges, dtype=np.int64).reshape(-1, 2).clip(0, self._source.num_bytes)
+        starts, stops = bounds[bounds[:, 0] < bounds[:, 1]].T
+        self._source.hold(starts, stops)
+        batches = self._file.iter_batches(
+            self._steps[number], [number], self._stored, use_threads=False
+        )
+        return _Forward(number, batches)
+
+    def _forget(self) -> None:
+        self._forward = None
+        self._source.close()
+
+
+class _Forward:
+    """Rows of one row group, decoded from its first row on."""
+
+    def __init__(self, row_group: int, batches: Iterator[Any]) -> None:
+        self.row_group = row_group
+        self.position = 0
+        self._batches = batches
+        self._left: Any = None
+
+    def read(self, start: int, stop: int) -> Any:
+        """Table of the rows [start, stop), none of which was read before."""
+        parts = []
+        while self.position < stop:
+            if not self._left:
+                self._left = next(self._batches, None)
+                if self._left is None:
+                    raise ValueError(f"it ends after {self.position:,} rows")
+            used = self._left.slice(0, stop - self.position)
+            parts.append(used.slice(max(0, start - self.position)))
+            self.position += len(used)
+            self._left = self._left.slice(len(used))
+        return pa.Table.from_batches(parts)
+
+
+def _step(num_rows: int, num_bytes: int) -> int:
+    """Rows of a slice of a row group, at least 1. Pure."""
+    wanted = max(num_bytes // _SLICE_BYTES, num_rows // _SLICE_ROWS)
+    num_slices = min(max(wanted, 0), _MAX_SLICES) + 1
+    return max(1, -(-num_rows // num_slices))
+
+
+def _range(chunk: Any) -> tuple[int, int]:
+    """Where the pages of a column chunk start and stop."""
+    starts = [chunk.data_page_offset]
+    if chunk.has_dictionary_page and chunk.dictionary_page_offset:
+        starts.append(chunk.dictionary_page_offset)
+    return min(starts), min(starts) + chunk.total_compressed_size
+
+
+def _is_in(path: str, columns: Sequence[str]) -> bool:
+    """Whether the path of a leaf belongs to a column; names may hold dots themselves."""
+    return any(path == column or path.startswith(column + ".") for column in columns)
+
+
+def _partition(path: str) -> dict[str, str | None]:
+    """Columns that the folders of a file tell, as in ``date=2024-01-01/lang=de/part-0.parquet``."""
+    pairs = [part.split("=", 1) for part in path.split("/")[:-1] if "=" in part]
+    return {unquote(key): None if value == _NULL else unquote(value) for key, value in pairs if key}
