@@ -149,8 +149,8 @@ class _Batches:
         with refusing(f"the schema of {self._name}", DatasetError):
             content = self._view(self._first.start, self._first.stop)
             self._schema = ipc.read_schema(pa.py_buffer(content))
-        self.columns = choose_columns(self._schema, options.columns, self._name)
-        self._has_dictionaries = any(has_dictionary(field.type) for field in self._schema)
+            self.columns = choose_columns(self._schema, options.columns, self._name)
+            self._has_dictionaries = any(has_dictionary(field.type) for field in self._schema)
         for column, kind in self.columns.items():
             if (found := unsupported(kind)) is not None:
                 raise DatasetError(

@@ -1,9 +1,9 @@
 """Parquet: counts from the footers, rows from row groups that are decoded as a whole or in slices.
 
-pyarrow decodes; bytes come from our storage: of a row group the chunks of the chosen columns, in as
-few requests as is sensible. Decoding begins at the start of a row group, whichever of its rows is
-wanted. One that is small once decoded is kept for a while; a large one is decoded in slices, from
-one to the next as long as reading goes forward, so that memory does not grow with row groups.
+pyarrow decodes, from bytes that our storage reads: the footer, then of each row group the chunks of
+the chosen columns. Decoding begins at the start of a row group, whichever of its rows is wanted. A
+small one is decoded as a whole; a large one in slices, from one to the next as long as reading goes
+forward, so that memory does not grow with row groups. What was used lately is kept (``table.py``).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class _Slices:
         self._source = RangesFile(self._ranges, file.num_bytes)
         self._forward: _Forward | None = None
         try:
-            self._open(options)
+            self._open(file, options)
             self._cut()
         except BaseException:
             self._ranges.close()
@@ -85,17 +85,17 @@ class _Slices:
         """One slice as a table."""
         row_group, start = int(self._group_of[group]), int(self._start_of[group])
         stop = start + int(self.edges[group + 1] - self.edges[group])
-        forward = self._forward
-        if forward is None or forward.row_group != row_group or forward.position > start:
-            forward = self._forward = self._begin(row_group)
+        forward, self._forward = self._forward, None
         with refusing(f"{record}: row group {row_group}", RecordError, self._source):
+            if forward is None or forward.row_group != row_group or forward.position > start:
+                forward = self._begin(row_group)
             table = forward.read(start, stop)
+        if stop < self._num_rows[row_group]:
+            self._forward = forward
         for column, value in self._partition.items():
             table = table.append_column(
                 column, pa.repeat(pa.scalar(value, pa.string()), len(table))
             )
-        if stop == self._num_rows[row_group]:
-            self._forget()
         return table.select(list(self.columns)), table.nbytes
 
     def check(self, table: Any, rows: Int64Array) -> None:
@@ -103,26 +103,26 @@ class _Slices:
 
     def close(self) -> None:
         """Let go of the file."""
-        self._forget()
+        self._forward = None
         self._ranges.close()
 
-    def _open(self, options: TableOptions) -> None:
+    def _open(self, file: StoredFile, options: TableOptions) -> None:
         """Read the footer."""
-        size = self._source.num_bytes
-        self._source.hold(np.array([max(0, size - _FOOTER_BYTES)]), np.array([size]))
-        what = f"{self._name} is no Parquet file or is corrupt: it"
-        with refusing(what, DatasetError, self._source):
+        source = self._source
+        source.hold(max(0, file.num_bytes - _FOOTER_BYTES))
+        with refusing(f"{self._name} is no Parquet file or is corrupt: it", DatasetError, source):
             self._file = parquet.ParquetFile(
-                pa.PythonFile(self._source, "r"),
-                pre_buffer=False,  # done by threads, which do not survive a fork
+                pa.PythonFile(source, "r"),
+                # Joins requests; by threads of pyarrow's, which reading from a map does without.
+                pre_buffer=file.local_path is None,
                 page_checksum_verification=True,
             )
             schema = self._file.schema_arrow
-        for name in self._partition:
-            schema = schema.append(pa.field(name, pa.string()))
-        self.columns = choose_columns(schema, options.columns, self._name)
+            for name in self._partition:
+                schema = schema.append(pa.field(name, pa.string()))
+            self.columns = choose_columns(schema, options.columns, self._name)
         self._stored = [name for name in self.columns if name not in self._partition]
-        self._source.hold(np.empty(0, np.int64), np.empty(0, np.int64))
+        source.close()
 
     def _cut(self) -> None:
         """Cut the row groups into slices."""
@@ -131,8 +131,8 @@ class _Slices:
         self._num_rows = [int(group.num_rows) for group in groups]
         if sum(self._num_rows) != metadata.num_rows or min(self._num_rows, default=0) < 0:
             raise DatasetError(
-                f"{self._name} is corrupt: its footer tells {metadata.num_rows:,} rows, but "
-                f"{self._num_rows} for its row groups; restore it or move it out of the dataset"
+                f"{self._name} is corrupt: {metadata.num_rows:,} rows in its footer are not "
+                f"{sum(self._num_rows):,} in its row groups; restore it or move it out of the dataset"
             )
         self._steps = [_step(int(group.num_rows), int(group.total_byte_size)) for group in groups]
         starts = [
@@ -145,21 +145,11 @@ class _Slices:
         self.edges: Int64Array = np.append(before[self._group_of] + self._start_of, before[-1])
 
     def _begin(self, number: int) -> _Forward:
-        """Request the chunks of a row group, and stand before its first row."""
-        group = self._file.metadata.row_group(number)
-        chunks = [group.column(column) for column in range(group.num_columns)]
-        ranges = [_range(chunk) for chunk in chunks if _is_in(chunk.path_in_schema, self._stored)]
-        bounds = np.array(ranges, dtype=np.int64).reshape(-1, 2).clip(0, self._source.num_bytes)
-        starts, stops = bounds[bounds[:, 0] < bounds[:, 1]].T
-        self._source.hold(starts, stops)
+        """Stand before the first row of a row group."""
         batches = self._file.iter_batches(
             self._steps[number], [number], self._stored, use_threads=False
         )
         return _Forward(number, batches)
-
-    def _forget(self) -> None:
-        self._forward = None
-        self._source.close()
 
 
 class _Forward:
@@ -191,19 +181,6 @@ def _step(num_rows: int, num_bytes: int) -> int:
     wanted = max(num_bytes // _SLICE_BYTES, num_rows // _SLICE_ROWS)
     num_slices = min(max(wanted, 0), _MAX_SLICES) + 1
     return max(1, -(-num_rows // num_slices))
-
-
-def _range(chunk: Any) -> tuple[int, int]:
-    """Where the pages of a column chunk start and stop."""
-    starts = [chunk.data_page_offset]
-    if chunk.has_dictionary_page and chunk.dictionary_page_offset:
-        starts.append(chunk.dictionary_page_offset)
-    return min(starts), min(starts) + chunk.total_compressed_size
-
-
-def _is_in(path: str, columns: Sequence[str]) -> bool:
-    """Whether the path of a leaf belongs to a column; names may hold dots themselves."""
-    return any(path == column or path.startswith(column + ".") for column in columns)
 
 
 def _partition(path: str) -> dict[str, str | None]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 
 import numpy as np
-import numpy.typing as npt
 
 from zephon_torch.io.ranges import Ranges, View
 
 
 class RangesFile:
-    """Reads from ranges that were requested together, else from the file.
+    """Reads the file; its end, where a footer is, may be held.
 
     Attributes:
         num_bytes: size of the file.
@@ -24,28 +23,22 @@ class RangesFile:
         self._ranges = ranges
         self.num_bytes = num_bytes
         self._position = 0
-        self._held: list[tuple[int, View]] = []
+        self._held: tuple[int, View] = (0, b"")
         self.failure: BaseException | None = None
 
-    def hold(self, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> None:
-        """Request ranges that will be read, in place of those held before."""
-        views = self._ranges.views(starts, stops) if len(starts) else []
-        self._held = list(zip(starts.tolist(), views, strict=True))
+    def hold(self, start: int) -> None:
+        """Request the end of the file, which will be read in parts."""
+        self._held = (start, self._request(start, self.num_bytes))
 
     def read(self, num_bytes: int = -1) -> View:
         """Bytes from the position on, fewer at the end."""
         start = min(self._position, self.num_bytes)
         stop = self.num_bytes if num_bytes < 0 else min(start + num_bytes, self.num_bytes)
         self._position = stop
-        for first, view in self._held:
-            if first <= start and stop <= first + len(view):
-                return view[start - first : stop - first]
-        self.failure = None
-        try:
-            return self._ranges.views(np.array([start]), np.array([stop]))[0]
-        except BaseException as error:
-            self.failure = error
-            raise
+        first, held = self._held
+        if held and first <= start:
+            return held[start - first : stop - first]
+        return self._request(start, stop)
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """Move the position."""
@@ -59,4 +52,11 @@ class RangesFile:
 
     def close(self) -> None:
         """Let go of what is held."""
-        self._held = []
+        self._held = (0, b"")
+
+    def _request(self, start: int, stop: int) -> View:
+        try:
+            return self._ranges.views(np.array([start]), np.array([stop]))[0]
+        except BaseException as error:
+            self.failure = error
+            raise
