@@ -129,10 +129,11 @@ class _Slices:
         metadata = self._file.metadata
         groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
         self._num_rows = [int(group.num_rows) for group in groups]
-        if sum(self._num_rows) != metadata.num_rows or min(self._num_rows, default=0) < 0:
+        num_rows = sum(self._num_rows)
+        if num_rows != metadata.num_rows or min(self._num_rows, default=0) < 0:
             raise DatasetError(
-                f"{self._name} is corrupt: {metadata.num_rows:,} rows in its footer are not "
-                f"{sum(self._num_rows):,} in its row groups; restore it or move it out of the dataset"
+                f"{self._name} is corrupt: {metadata.num_rows:,} rows in its footer, {num_rows:,} "
+                "in its row groups; restore it or move it out of the dataset"
             )
         self._steps = [_step(int(group.num_rows), int(group.total_byte_size)) for group in groups]
         starts = [
