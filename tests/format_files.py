@@ -7,6 +7,7 @@ import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,37 @@ def write_webdataset(folder: Path, shards: Sequence[Sequence[int]]) -> None:
                 )
 
 
+def write_parquet(folder: Path, shards: Sequence[Sequence[int]]) -> None:
+    """Row groups of 5 rows."""
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    folder.mkdir(parents=True)
+    for number, ids in enumerate(shards):
+        table = pa.table({"id": pa.array(ids, pa.int32()), "text": [f"t{i} ö" for i in ids]})
+        parquet.write_table(table, folder / f"{number:03d}.parquet", row_group_size=5)
+
+
+def write_arrow(folder: Path, shards: Sequence[Sequence[int]], kind: str = "stream") -> None:
+    """Batches of 5 rows."""
+    pa, ipc = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.ipc")
+    folder.mkdir(parents=True)
+    for number, ids in enumerate(shards):
+        table = pa.table({"id": ids, "text": [f"t{i} ö" for i in ids]})
+        path = folder / f"data-{number:05d}-of-{len(shards):05d}.arrow"
+        new = ipc.new_stream if kind == "stream" else ipc.new_file
+        with new(str(path), table.schema) as writer:
+            writer.write_table(table, max_chunksize=5)
+
+
+def write_hf(folder: Path, shards: Sequence[Sequence[int]]) -> None:
+    """As ``datasets.Dataset.save_to_disk`` lays it out, with a cache beside the data."""
+    write_arrow(folder, shards)
+    names = sorted(path.name for path in folder.iterdir())
+    (folder / "cache-0123456789abcdef.arrow").write_bytes((folder / names[0]).read_bytes())
+    (folder / "dataset_info.json").write_text("{}")
+    state = {"_data_files": [{"filename": name} for name in names], "_split": "train"}
+    (folder / "state.json").write_text(json.dumps(state))
+
+
 FILES: dict[str, Files] = {
     "jsonl": Files(format="jsonl", write=write_jsonl, id_of=of_key, ids_of=of_column),
     "mds": Files(
@@ -226,5 +258,11 @@ FILES: dict[str, Files] = {
     "webdataset": Files(
         format="webdataset", write=write_webdataset, id_of=of_key, ids_of=of_column
     ),
+    "parquet": Files(format="parquet", write=write_parquet, id_of=of_key, ids_of=of_column),
+    "arrow": Files(format="arrow", write=write_arrow, id_of=of_key, ids_of=of_column),
+    "arrow file": Files(
+        format="arrow", write=partial(write_arrow, kind="file"), id_of=of_key, ids_of=of_column
+    ),
+    "hf folder": Files(format="arrow", write=write_hf, id_of=of_key, ids_of=of_column),
 }
 ALL = pytest.mark.parametrize("files", FILES.values(), ids=FILES)

@@ -17,6 +17,7 @@ from zephon_torch.io.bar import byte_bar
 from zephon_torch.io.files import FileInfo, Storage, StoredFile, is_ignored
 from zephon_torch.io.formats import (
     FORMATS,
+    AlikeFormat,
     FolderFormat,
     FormatOptions,
     describe_formats,
@@ -86,6 +87,10 @@ def count_samples(dataset: str, found: Found, options: FormatOptions) -> npt.NDA
     """Count the records of every file, int64[num_files]; builds the indexes that are missing."""
     module = load_format(found.format)
     files = found.stored()
+    if hasattr(module, "count_all"):
+        with byte_bar(f"counting {dataset!r}", sum(file.num_bytes for file in files)) as advance:
+            together = cast(AlikeFormat, module).count_all(files, options, advance)
+        return np.array(together, dtype=np.int64)
     counts = [module.count(file, options) for file in files]
     missing = [at for at, known in enumerate(counts) if known is None]
     with byte_bar(f"indexing {dataset!r}", sum(files[at].num_bytes for at in missing)) as advance:
@@ -130,9 +135,10 @@ def _beside(
 ) -> list[FileInfo]:
     """Return for each file the one that says what is in it, if the format has such files."""
     entry = FORMATS[format]
-    if entry.beside is None and entry.marker not in known:
+    marker = next((name for name in entry.markers if name in known), None)
+    if entry.beside is None and marker is None:
         return []
-    names = [str(entry.name_beside(file.path)) for file in files]
+    names = [entry.name_beside(file.path) or str(marker) for file in files]
     for file, name in zip(files, names, strict=True):
         if name not in known:
             raise DatasetError(

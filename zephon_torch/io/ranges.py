@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import mmap
 import os
-from typing import Protocol
+from contextlib import suppress
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +18,22 @@ import numpy.typing as npt
 from zephon_torch.errors import DatasetError
 from zephon_torch.io.files import StoredFile
 
+View: TypeAlias = bytes | memoryview
+
 
 class Ranges(Protocol):
     """Random access to the bytes of one file. Belongs to the process that opened it."""
 
     def read(self, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> list[bytes]:
         """Bytes [starts[i], stops[i]) for every i, in that order."""
+        ...
+
+    def views(self, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> list[View]:
+        """As `read`, without a copy where the file is mapped: a view keeps the map alive."""
+        ...
+
+    def check(self) -> None:
+        """Raise if the reader is closed, or views must not be touched: the file was cut short."""
         ...
 
     def close(self) -> None:
@@ -52,21 +63,34 @@ class MappedFile:
 
     def read(self, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> list[bytes]:
         """Slices of the map, touched in the order of the file."""
-        content = self._map
-        if content is None:
-            raise DatasetError(f"the reader of {self._file.url!r} is closed or the file is empty")
-        check_size(self._file, content.size())
+        content = self._checked()
         first, behind = starts.tolist(), stops.tolist()
         parts = [b""] * len(first)
         for i in starts.argsort(kind="stable").tolist():
             parts[i] = content[first[i] : behind[i]]
         return parts
 
+    def views(self, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> list[View]:
+        """Views of the map."""
+        content = memoryview(self._checked())
+        return [content[a:b] for a, b in zip(starts.tolist(), stops.tolist(), strict=True)]
+
+    def check(self) -> None:
+        """Compare the size."""
+        self._checked()
+
     def close(self) -> None:
         """Unmap the file."""
         if self._map is not None:
-            self._map.close()
+            with suppress(BufferError):  # the last view that is still held unmaps it
+                self._map.close()
             self._map = None
+
+    def _checked(self) -> mmap.mmap:
+        if self._map is None:
+            raise DatasetError(f"the reader of {self._file.url!r} is closed or the file is empty")
+        check_size(self._file, self._map.size())
+        return self._map
 
 
 class RequestedFile:
@@ -78,13 +102,21 @@ class RequestedFile:
 
     def read(self, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> list[bytes]:
         """Request the ranges."""
-        if self._is_closed:
-            raise DatasetError(f"the reader of {self._file.url!r} is closed")
+        self.check()
         parts = self._file.storage.read_ranges(self._file.path, starts, stops)
         for part, start, stop in zip(parts, starts.tolist(), stops.tolist(), strict=True):
             if len(part) != stop - start:
                 check_size(self._file, start + len(part))
         return parts
+
+    def views(self, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> list[View]:
+        """Request the ranges."""
+        return [*self.read(starts, stops)]
+
+    def check(self) -> None:
+        """Refuse when closed; what was read is safe whatever becomes of the file."""
+        if self._is_closed:
+            raise DatasetError(f"the reader of {self._file.url!r} is closed")
 
     def close(self) -> None:
         """Refuse further reads."""

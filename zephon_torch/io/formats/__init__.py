@@ -1,8 +1,8 @@
 """File formats by name: a new format is one module and one entry of `FORMATS`.
 
 Files are told by their extensions. A format whose folders have an index of their own names that
-file as its marker: where a folder holds it, it is of that format, and the format's module says
-which of the listed files are its shards.
+file as a marker: a folder that holds it is of that format, and the format's module says which of
+the listed files are its shards.
 """
 
 from __future__ import annotations
@@ -64,6 +64,16 @@ class FolderFormat(Format, Protocol):
         ...
 
 
+class AlikeFormat(Protocol):
+    """A format whose files must be alike, in their columns say: they are counted together."""
+
+    def count_all(
+        self, files: Sequence[StoredFile], options: Any, advance: Callable[[int], object]
+    ) -> Sequence[int]:
+        """Count the records of each file; `advance` gets the bytes of each that is done."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class FormatEntry:
     """How files of a format are told, and the module that is imported on first use.
@@ -74,19 +84,19 @@ class FormatEntry:
         codecs: extensions of compression that may follow.
         beside: extension of a file that lies beside each shard in place of its own; shards without
             it are of another format.
-        marker: name of a file in the root of each folder of the format.
+        markers: names of files that only folders of this format have in their root; any will do.
     """
 
     extensions: tuple[str, ...]
     module: str
     codecs: tuple[str, ...] = ()
     beside: str | None = None
-    marker: str | None = None
+    markers: tuple[str, ...] = ()
 
     def name_beside(self, path: str) -> str | None:
-        """Path of the file that says what is in a shard; None for formats without such files."""
+        """Path of the file beside a shard that says what is in it; None for most formats."""
         if self.beside is None:
-            return self.marker
+            return None
         extension = next(e for e in (*self.extensions, "") if path.lower().endswith(e))
         return path[: len(path) - len(extension)] + self.beside
 
@@ -113,11 +123,17 @@ FORMATS = {
         (".mds",),
         "zephon_torch.io.formats.mds",
         codecs=(".zstd", ".zst", ".gz", ".bz2", ".br", ".snappy"),
-        marker="index.json",
+        markers=("index.json",),
     ),
     "megatron": FormatEntry((".bin",), "zephon_torch.io.formats.megatron", beside=".idx"),
     "tokens": FormatEntry((".npy", ".bin"), "zephon_torch.io.formats.tokens"),
     "webdataset": FormatEntry((".tar",), "zephon_torch.io.formats.webdataset"),
+    "parquet": FormatEntry((".parquet", ".pq"), "zephon_torch.io.formats.parquet"),
+    "arrow": FormatEntry(
+        (".arrow", ".arrows", ".feather"),
+        "zephon_torch.io.formats.arrow",
+        markers=("state.json", "dataset_dict.json"),
+    ),
 }
 
 
@@ -156,9 +172,9 @@ def detect_format(path: str, names: Collection[str] = ()) -> str | None:
 
 
 def marked_format(names: Collection[str]) -> str | None:
-    """Return the format whose marker is among the names in a folder. Pure."""
+    """Return the format of which a marker is among the names in a folder. Pure."""
     for name, entry in FORMATS.items():
-        if entry.marker is not None and entry.marker in names:
+        if any(marker in names for marker in entry.markers):
             return name
     return None
 

@@ -1,0 +1,173 @@
+"""Arrow IPC: streams, files, and the folders that ``save_to_disk`` of HF datasets writes.
+
+Batches are found by the headers of their messages (``ipc.py``). A local file is mapped and its
+batches are views of the map: one row costs the pages that hold it. Where batches are compressed or
+have dictionaries, and over a network, a whole batch is read for a row of it, and kept for a while.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+
+from zephon_torch.errors import DatasetError, RecordError
+from zephon_torch.io.files import FileInfo, Storage, StoredFile
+from zephon_torch.io.formats.ipc import BATCH, DICTIONARY, SCHEMA, Message, find_messages
+from zephon_torch.io.formats.libarrow import ipc, pa
+from zephon_torch.io.formats.reader import Reader
+from zephon_torch.io.formats.sound import check_rows, has_dictionary, unsupported
+from zephon_torch.io.formats.table import (
+    Int64Array,
+    TableOptions,
+    TableReader,
+    choose_columns,
+    count_alike,
+    refusing,
+)
+from zephon_torch.io.ranges import View, open_ranges
+
+_STATE = "state.json"
+_SPLITS = "dataset_dict.json"
+_VIEW_BYTES = 1 << 10  # memory that a view of one column takes, roughly
+
+Options = TableOptions
+
+
+def count_all(
+    files: Sequence[StoredFile], options: TableOptions, advance: Callable[[int], object]
+) -> list[int]:
+    """Count the rows of each file by the headers of its batches."""
+    return count_alike(files, options, advance, _inspect)
+
+
+def open_reader(file: StoredFile, options: TableOptions, dataset: str, num_samples: int) -> Reader:
+    """Open a file that must be as it was when counted."""
+    shard = f"dataset {dataset!r}, file {file.url!r}"
+    return TableReader(_Batches(file, options), shard, num_samples)
+
+
+def choose(storage: Storage, listed: Sequence[FileInfo]) -> Sequence[FileInfo]:
+    """The data files of a folder by ``save_to_disk``: caches may lie beside them."""
+    there = {file.path: file for file in listed}
+    if _SPLITS in there:
+        splits = _state(storage, there[_SPLITS]).get("splits")
+        raise DatasetError(
+            f"{storage.url()!r} holds the splits {splits} of a DatasetDict: give the folder of one"
+        )
+    state = _state(storage, there[_STATE])
+    if state.get("_indices_data_files") or state.get("_indices_files"):
+        raise DatasetError(
+            f"{storage.url()!r} holds a selection of rows by an old version of datasets: load it, "
+            "call flatten_indices() and save it anew"
+        )
+    names = _data_files(storage, state)
+    for name in names:
+        if name not in there:
+            raise DatasetError(
+                f"{storage.url(name)!r} is not there, but {_STATE} beside it names it: restore it"
+            )
+    return [there[name] for name in names]
+
+
+def _state(storage: Storage, file: FileInfo) -> dict[str, Any]:
+    try:
+        state = json.loads(storage.read(file.path, 0, file.num_bytes))
+    except (ValueError, RecursionError) as error:
+        raise DatasetError(f"{storage.url(file.path)!r} is not valid JSON: {error}") from error
+    return state if isinstance(state, dict) else {}
+
+
+def _data_files(storage: Storage, state: dict[str, Any]) -> list[str]:
+    try:
+        return [str(entry["filename"]) for entry in state["_data_files"]]
+    except (KeyError, TypeError):
+        raise DatasetError(
+            f"{storage.url(_STATE)!r} is not one of HF datasets, which lists _data_files: give a "
+            "pattern such as *.arrow, or format= of the files"
+        ) from None
+
+
+def _inspect(file: StoredFile, options: TableOptions) -> tuple[int, dict[str, Any]]:
+    with closing(_Batches(file, options)) as batches:
+        return int(batches.edges[-1]), batches.columns
+
+
+class _Batches:
+    """The record batches of one open file."""
+
+    def __init__(self, file: StoredFile, options: TableOptions) -> None:
+        self._name = repr(file.url)
+        self._is_mapped = file.local_path is not None
+        if not file.num_bytes:
+            raise DatasetError(f"{self._name} is empty: restore it or move it out of the dataset")
+        self._ranges = open_ranges(file)
+        try:
+            messages = list(find_messages(self._view, file.num_bytes, self._name))
+            self._open(messages, options)
+        except BaseException:
+            self._ranges.close()
+            raise
+
+    def load(self, group: int, record: str) -> tuple[Any, int]:
+        """One batch as a table."""
+        message = self._batches[group]
+        before = self._needed(message) if self._has_dictionaries else []
+        parts = [self._view(part.start, part.stop) for part in (*before, message)]
+        with refusing(f"{record}: batch {group}", RecordError):
+            if before:
+                batch = ipc.open_stream(b"".join(parts)).read_next_batch()
+            else:
+                content = ipc.read_message(pa.py_buffer(parts[0]))
+                batch = ipc.read_record_batch(content, self._schema)
+            batch.validate(full=self._has_dictionaries)
+            table = pa.Table.from_batches([batch]).select(list(self.columns))
+        is_view = self._is_mapped and not before and not message.is_compressed
+        return table, _VIEW_BYTES * len(self.columns) if is_view else table.nbytes
+
+    def check(self, table: Any, rows: Int64Array) -> None:
+        """Look at the file's size, and at the offsets of the rows."""
+        self._ranges.check()
+        for column in table.columns:
+            check_rows(column.chunk(0), rows)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._ranges.close()
+
+    def _open(self, messages: Sequence[Message], options: TableOptions) -> None:
+        if not messages or messages[0].kind != SCHEMA:
+            raise DatasetError(f"{self._name} has no schema: it is no Arrow IPC stream or file")
+        self._first = messages[0]
+        self._batches = [message for message in messages if message.kind == BATCH]
+        self._dictionaries = [message for message in messages if message.kind == DICTIONARY]
+        num_rows = [message.num_rows for message in self._batches]
+        self.edges: Int64Array = np.concatenate(([0], np.cumsum(num_rows, dtype=np.int64)))
+        with refusing(f"the schema of {self._name}", DatasetError):
+            content = self._view(self._first.start, self._first.stop)
+            self._schema = ipc.read_schema(pa.py_buffer(content))
+            self.columns = choose_columns(self._schema, options.columns, self._name)
+            self._has_dictionaries = any(has_dictionary(field.type) for field in self._schema)
+        for column, kind in self.columns.items():
+            if (found := unsupported(kind)) is not None:
+                raise DatasetError(
+                    f"column {column!r} of {self._name} holds {found} values, which are not "
+                    "supported: choose others with columns=, or write it anew"
+                )
+
+    def _needed(self, batch: Message) -> list[Message]:
+        """The schema, and the dictionaries that hold for a batch."""
+        needed: dict[int, list[Message]] = {}
+        for message in self._dictionaries:
+            if message.start < batch.start:
+                if not message.is_delta:
+                    needed[message.dictionary] = []
+                needed.setdefault(message.dictionary, []).append(message)
+        found = (message for messages in needed.values() for message in messages)
+        return [self._first, *sorted(found, key=lambda message: message.start)]
+
+    def _view(self, start: int, stop: int) -> View:
+        return self._ranges.views(np.array([start]), np.array([stop]))[0]

@@ -1,0 +1,276 @@
+"""What the formats of tables share: columns, groups of rows that are decoded at once, samples.
+
+A sample is a dict of plain Python values, as pyarrow's ``to_pylist`` makes them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count, pairwise
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from zephon_torch.errors import ConfigurationError, DatasetError, RecordError, ZephonError
+from zephon_torch.io.files import StoredFile
+from zephon_torch.io.formats.libarrow import pa
+from zephon_torch.io.formats.reader import check_bounds
+from zephon_torch.io.formats.source import RangesFile
+
+Int64Array = npt.NDArray[np.int64]
+
+# Decoded groups that one thread keeps, over all its readers; one group is kept whatever its size.
+KEPT_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """Options of Parquet and Arrow.
+
+    Attributes:
+        columns: names of the columns that samples have, in this order; all by default.
+    """
+
+    columns: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        names = self.columns
+        if names is None:
+            return
+        is_list = isinstance(names, Sequence) and not isinstance(names, str | bytes)
+        if not is_list or not names or not all(isinstance(name, str) for name in names):
+            raise ConfigurationError(f"columns must be a list of names of columns, got {names!r}")
+        if len(set(names)) != len(names):
+            raise ConfigurationError(f"columns names a column twice: {names!r}")
+        object.__setattr__(self, "columns", tuple(names))
+
+    @property
+    def identity(self) -> None:
+        """Nothing: the same samples stand at the same places."""
+
+
+def choose_columns(schema: Any, columns: Sequence[str] | None, name: str) -> dict[str, Any]:
+    """Types of the columns that samples have, by name.
+
+    Args:
+        schema: ``pyarrow.Schema`` of a file.
+        columns: of the options.
+        name: of the file, for messages.
+
+    Raises:
+        ConfigurationError: a column that the file does not have.
+        DatasetError: two columns of one name.
+    """
+    there = schema.names
+    for column in there if columns is None else columns:
+        if column not in there:
+            has = ", ".join(map(repr, there)) or "none"
+            raise ConfigurationError(f"{name} has no column {column!r}; it has {has}")
+        if there.count(column) > 1:
+            raise DatasetError(
+                f"{name} has more than one column {column!r}: write it anew with one, or choose "
+                "others with columns="
+            )
+    return {column: schema.field(column).type for column in columns or there}
+
+
+def count_alike(
+    files: Sequence[StoredFile],
+    options: TableOptions,
+    advance: Callable[[int], object],
+    inspect: Callable[[StoredFile, TableOptions], tuple[int, Mapping[str, Any]]],
+) -> list[int]:
+    """Count the rows of files whose columns must be alike.
+
+    Args:
+        files: in order.
+        options: of the dataset.
+        advance: called with the size of each file that is done.
+        inspect: number of rows of a file, and the types of its chosen columns.
+
+    Raises:
+        DatasetError: two files differ in a column.
+    """
+    counts: list[int] = []
+    expected: Mapping[str, Any] = {}
+    for file in files:
+        try:
+            num_rows, found = inspect(file, options)
+        except DatasetError:
+            file.check_unchanged()  # being written is the better reason
+            raise
+        if not counts:
+            expected = found
+        elif found != expected:
+            _refuse_different(files[0], expected, file, found)
+        counts.append(num_rows)
+        advance(file.num_bytes)
+    return counts
+
+
+def _refuse_different(
+    first: StoredFile, expected: Mapping[str, Any], other: StoredFile, found: Mapping[str, Any]
+) -> None:
+    names = [*expected, *(name for name in found if name not in expected)]
+    name = next(name for name in names if expected.get(name) != found.get(name))
+    types = [str(schema[name]) if name in schema else "missing" for schema in (expected, found)]
+    raise DatasetError(
+        f"files of one dataset have different columns: {name!r} is {types[0]} in {first.url!r} and "
+        f"{types[1]} in {other.url!r}; choose common ones with columns=, or make one dataset of "
+        "each kind"
+    )
+
+
+@contextmanager
+def refusing(
+    what: str, kind: type[DatasetError], source: RangesFile | None = None
+) -> Iterator[None]:
+    """Turn whatever pyarrow raises for bytes that it cannot read into an error of this package.
+
+    Args:
+        what: the file, or the record, in words.
+        kind: of the error.
+        source: what pyarrow reads from; what its storage raises comes as it is.
+    """
+    try:
+        yield
+    except ZephonError:
+        raise
+    except MemoryError as error:  # of the record or of the machine: nothing to be skipped
+        raise DatasetError(f"{what} needs too much memory, or is corrupt: {error}") from error
+    except Exception as error:  # it raises OSError, ValueError, KeyError, TypeError and others
+        if source is not None and source.failure is not None:
+            raise source.failure from None
+        text = str(error).partition("\n")[0] or type(error).__name__
+        raise kind(f"{what} cannot be decoded: {text}") from error
+
+
+class Groups(Protocol):
+    """Rows of one open file, in groups that are decoded at once."""
+
+    @property
+    def edges(self) -> Int64Array:
+        """int64[num_groups + 1]: number of the first row of each group, then of all rows."""
+        ...
+
+    def load(self, group: int, record: str) -> tuple[Any, int]:
+        """Table of one group with the chosen columns, and the bytes of memory that it keeps.
+
+        Raises RecordError, beginning with the `record` that is wanted of it, if it is corrupt.
+        """
+        ...
+
+    def check(self, table: Any, rows: Int64Array) -> None:
+        """Raise unless these rows of a group may be touched."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the file."""
+        ...
+
+
+class TableReader:
+    """Random access to the rows of one file.
+
+    Args:
+        groups: of the open file; closed with the reader.
+        shard: dataset and file in words.
+        num_samples: number of records when the dataset was made.
+
+    Raises:
+        DatasetError: the file holds another number of rows.
+    """
+
+    def __init__(self, groups: Groups, shard: str, num_samples: int) -> None:
+        self._groups: Groups | None = groups
+        self._edges = groups.edges
+        self._shard = shard
+        self._number = next(_numbers)
+        if (now := int(self._edges[-1])) != num_samples:
+            groups.close()
+            raise DatasetError(
+                f"{shard} holds {now:,} records, {num_samples:,} when the dataset was made; make "
+                "the dataset anew"
+            )
+
+    def read(self, samples: Int64Array) -> list[dict[str, Any]]:
+        """Rows by number, group by group; see `Reader.read`."""
+        if self._groups is None:
+            raise DatasetError(f"the reader of {self._shard} is closed")
+        samples = np.asarray(samples, dtype=np.int64)
+        if not len(samples):
+            return []
+        check_bounds(samples, int(self._edges[-1]), self._shard)
+        groups = np.searchsorted(self._edges, samples, side="right") - 1
+        order = np.argsort(groups, kind="stable")
+        cuts = np.flatnonzero(np.diff(groups[order])) + 1
+        values: list[Any] = [None] * len(samples)
+        for start, stop in pairwise((0, *cuts.tolist(), len(samples))):
+            places = order[start:stop]
+            rows = self._read_group(self._groups, int(groups[places[0]]), samples[places])
+            for place, row in zip(places.tolist(), rows, strict=True):
+                values[place] = row
+        return values
+
+    def close(self) -> None:
+        """Forget the groups and let go of the file."""
+        if self._groups is not None:
+            _kept.forget(self._number)
+            self._groups.close()
+            self._groups = None
+
+    def _read_group(self, groups: Groups, group: int, samples: Int64Array) -> list[dict[str, Any]]:
+        record = f"{self._shard}, record {samples[0]}"
+        key = (self._number, group)
+        if (table := _kept.get(key)) is None:
+            table, num_bytes = groups.load(group, record)
+            _kept.put(key, table, num_bytes)
+        try:
+            return self._values(groups, table, record, samples - self._edges[group])
+        except RecordError:
+            if len(samples) == 1:
+                raise
+        return [self._read_group(groups, group, samples[i : i + 1])[0] for i in range(len(samples))]
+
+    def _values(
+        self, groups: Groups, table: Any, record: str, rows: Int64Array
+    ) -> list[dict[str, Any]]:
+        with refusing(record, RecordError):
+            groups.check(table, rows)
+            values: list[dict[str, Any]] = table.take(pa.array(rows)).to_pylist()
+            return values
+
+
+_numbers = count()  # of readers: an id() may come again
+
+
+class _Kept(threading.local):
+    """Decoded groups of one thread by (reader, group), the least recently used first."""
+
+    def __init__(self) -> None:
+        self._tables: OrderedDict[tuple[int, int], tuple[Any, int]] = OrderedDict()
+        self._num_bytes = 0
+
+    def get(self, key: tuple[int, int]) -> Any:
+        if key not in self._tables:
+            return None
+        self._tables.move_to_end(key)
+        return self._tables[key][0]
+
+    def put(self, key: tuple[int, int], table: Any, num_bytes: int) -> None:
+        self._tables[key] = (table, num_bytes)
+        self._num_bytes += num_bytes
+        while self._num_bytes > KEPT_BYTES and len(self._tables) > 1:
+            self._num_bytes -= self._tables.popitem(last=False)[1][1]
+
+    def forget(self, reader: int) -> None:
+        for key in [key for key in self._tables if key[0] == reader]:
+            self._num_bytes -= self._tables.pop(key)[1]
+
+
+_kept = _Kept()
