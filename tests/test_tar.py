@@ -258,7 +258,7 @@ def test_only_blocks_with_headers_are_read() -> None:
 
 @pytest.mark.parametrize("change", ["name", "cut", "more", "less", "end"])
 def test_a_range_that_is_not_just_one_sample_is_refused(change: str) -> None:
-    content = tar([("a.x", b"1"), ("a.y", b"2"), ("b.x", b"3")], tarfile.USTAR_FORMAT)
+    content = tar([("a.x", b"1"), ("a.y", b"2"), ("b.z", b"3")], tarfile.USTAR_FORMAT)
     start, stop = {
         "name": (512, 2048),
         "cut": (0, 2000),

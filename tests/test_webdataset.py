@@ -72,7 +72,7 @@ def by_webdataset(path: Path, *decode: Any) -> list[dict[str, Any]]:
         dataset = webdataset.WebDataset(str(path), shardshuffle=False, empty_check=False)
         samples = list(dataset if decode == (False,) else dataset.decode(*decode))
     for sample in samples:
-        del sample["__local_path__"]  # the same again, and only of local files
+        sample.pop("__local_path__", None)  # the same again, and only of local files
     return samples
 
 

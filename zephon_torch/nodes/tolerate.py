@@ -6,8 +6,9 @@
     Another sample of the same dataset stands in: a pure function of the pointer, the epoch and the
     try, so it is the same on any engine, rank and resume. After 16 tries the error is raised.
 
-Only what decoding or user code raises counts as a bad record. An error of the storage is raised
-always: whether it happens again is not a property of the data, and a resume would not be exact.
+Only what decoding or user code raises counts as a bad record. An error of the storage, or of a
+package that is missing, is raised always: whether it happens again is not a property of the data,
+and a resume would not be exact.
 """
 
 from __future__ import annotations
