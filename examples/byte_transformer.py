@@ -69,9 +69,9 @@ class ByteTransformer(nn.Module):
         return (losses.sum(1) / num_targets).mean()
 
 
-def tokens(text: str, *, length: int) -> Tensor:
+def tokens(text: bytes, *, length: int) -> Tensor:
     """Return the first bytes of a text as int64 tokens, padded to ``length``."""
     row = torch.full((length,), PADDING)
-    data = text.encode()[:length]
+    data = text[:length]
     row[: len(data)] = torch.tensor(list(data))
     return row

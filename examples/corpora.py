@@ -13,7 +13,6 @@ that resumes must find the files it began with.
 from __future__ import annotations
 
 import ast
-import hashlib
 import importlib.metadata
 import itertools
 import json
@@ -158,12 +157,3 @@ def read(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="ignore")
     except OSError:
         return ""
-
-
-def identity(record: dict[str, Any]) -> int:
-    """Return 63 bits that name a record: from corpus and id, or from its text if it has no id."""
-    if "id" in record:
-        name = f"{record.get('corpus', '')}/{record['id']}"
-    else:
-        name = str(record["text"])
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1

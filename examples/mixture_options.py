@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
+from glob import has_magic
 from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class Data(NamedTuple):
+    """What ``Dataset.from_path`` is called with."""
+
+    name: str
+    path: str
+    options: dict[str, Any] = {}
+
 
 DEFAULT_WEIGHTS = {"code": 0.7, "prose": 0.3}
 NUM_HEADS = 4
@@ -30,12 +42,15 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--weights", type=weights, help="code=0.7,prose=0.3; with --data: equal ones")
     add(
         "--data",
-        type=named_path,
+        type=data,
         action="append",
         default=[],
-        metavar="NAME=PATH",
-        help="JSONL files with a field 'text' in place of the two corpora; repeatable",
+        metavar="NAME=PATH[,OPTION=VALUE...]",
+        help="in place of the two corpora: a folder, file, pattern or URL of any format, with "
+        "options of Dataset.from_path (tokens=rows/,dtype=uint16,row_length=193); repeatable",
     )
+    add("--cache-dir", help="for shards of remote data; none: they are read in ranges")
+    add("--cache-limit", default="20GB", help="(%(default)s)")
     add("--seed", type=int, default=42, help="of the order and the model (%(default)s)")
     add("--num-workers", type=int, default=0, help="that load data, on each rank (%(default)s)")
     add("--save-every", type=positive, default=20, metavar="STEPS", help="(%(default)s)")
@@ -53,13 +68,12 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def check_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """Complete the options, and refuse those that do not fit together."""
-    names = [name for name, _ in options.data] or list(DEFAULT_WEIGHTS)
+    names = [data.name for data in options.data] or list(DEFAULT_WEIGHTS)
     if len(set(names)) < len(names):
         parser.error(f"--data names a dataset twice: {', '.join(names)}")
-    for name, path in options.data:
-        if not path.exists():
+    for name, path, _ in options.data:
+        if not ("://" in path or has_magic(path) or os.path.exists(path)):
             parser.error(f"--data {name}={path}: no such file or folder")
-    options.data = dict(options.data)
     options.weights = options.weights or (
         dict.fromkeys(names, 1.0) if options.data else DEFAULT_WEIGHTS
     )
@@ -89,9 +103,14 @@ def weights(text: str) -> dict[str, float]:
     return {name: float(value) for name, value in pairs}
 
 
-def named_path(text: str) -> tuple[str, Path]:
-    name, path = assignment(text)
-    return name, Path(path)
+def data(text: str) -> Data:
+    name, rest = assignment(text)
+    path, *options = re.split(r",(?=\w+=)", rest)
+    return Data(name, path, {key: literal(value) for key, value in map(assignment, options)})
+
+
+def literal(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text
 
 
 def assignment(text: str) -> tuple[str, str]:

@@ -26,8 +26,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from byte_transformer import ByteTransformer, tokens
-from corpora import identity, write_corpora
-from mixture_options import DEFAULT_WEIGHTS, NUM_HEADS, parse_options
+from corpora import write_corpora
+from mixture_options import DEFAULT_WEIGHTS, NUM_HEADS, Data, parse_options
+from records import bytes_of, identity
 from run_journal import Journal, Report, gather
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -55,8 +56,7 @@ def main() -> None:
 
 def train(options: argparse.Namespace) -> None:
     launcher = os.getppid()
-    paths = prepare_folder(options)
-    loader = build_loader(options, paths)
+    loader = build_loader(options, prepare_folder(options))
     model = build_model(options)
     bind(model, loader)  # from here on model.state_dict() carries the data's progress
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
@@ -93,8 +93,8 @@ def set_learning_rate(optimizer: Optimizer, options: argparse.Namespace, step: i
         group["lr"] = options.learning_rate * min(1.0, (step + 1) / options.warmup_steps)
 
 
-def prepare_folder(options: argparse.Namespace) -> dict[str, Path]:
-    """Return the datasets' paths by name; rank 0 writes what is missing, the others wait."""
+def prepare_folder(options: argparse.Namespace) -> list[Data]:
+    """Return where the datasets are; rank 0 writes what is missing, the others wait."""
     if dist.get_rank() == 0:
         options.work_dir.mkdir(parents=True, exist_ok=True)
         (options.work_dir / ".gitignore").write_text("*\n")
@@ -103,12 +103,12 @@ def prepare_folder(options: argparse.Namespace) -> dict[str, Path]:
         if not options.data:
             write_corpora(options.work_dir, max_bytes=options.corpus_bytes)
     dist.barrier()
-    return options.data or {name: options.work_dir / name for name in DEFAULT_WEIGHTS}
+    return options.data or [Data(name, str(options.work_dir / name)) for name in DEFAULT_WEIGHTS]
 
 
-def build_loader(options: argparse.Namespace, paths: dict[str, Path]) -> DataLoader:
+def build_loader(options: argparse.Namespace, datasets: list[Data]) -> DataLoader:
     source = StaticMixtureWorkSource(
-        [Dataset.from_path(name, path) for name, path in paths.items()],
+        [Dataset.from_path(data.name, data.path, **data.options) for data in datasets],
         MixtureSpec(options.weights),
         seed=options.seed,
         shuffle_block_size="auto",
@@ -121,11 +121,13 @@ def build_loader(options: argparse.Namespace, paths: dict[str, Path]) -> DataLoa
         drop_last=True,
         num_workers=options.num_workers,
         transform=functools.partial(to_tensors, length=options.context + 1),
+        cache_dir=options.cache_dir,
+        cache_limit=options.cache_limit if options.cache_dir else None,
     )
 
 
-def to_tensors(record: dict[str, Any], *, length: int) -> dict[str, Any]:
-    return {"tokens": tokens(record["text"], length=length), "id": identity(record)}
+def to_tensors(record: Any, *, length: int) -> dict[str, Any]:
+    return {"tokens": tokens(bytes_of(record), length=length), "id": identity(record)}
 
 
 def build_model(options: argparse.Namespace) -> ByteTransformer:

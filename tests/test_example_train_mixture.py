@@ -123,7 +123,7 @@ def test_digest_is_that_of_the_plan(
     first_run: tuple[Path, Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)
-    from corpora import identity
+    from records import identity
 
     work_dir, outcome = first_run
     num_samples = NUM_STEPS * GLOBAL_BATCH_SIZE
