@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,7 +51,35 @@ def write_jsonl(folder: Path, shards: Sequence[Sequence[int]]) -> None:
         (folder / f"{number:03d}.jsonl").write_text("".join(lines))
 
 
+def write_gzip(folder: Path, shards: Sequence[Sequence[int]]) -> None:
+    """Two members a shard, cut in the middle of a line."""
+    write_compressed(folder, shards, ".gz", gzip.compress)
+
+
+def write_zstd(folder: Path, shards: Sequence[Sequence[int]]) -> None:
+    """Two frames a shard, cut in the middle of a line."""
+    compressor = pytest.importorskip("zstandard").ZstdCompressor(write_checksum=True)
+    write_compressed(folder, shards, ".zst", compressor.compress)
+
+
+def write_compressed(
+    folder: Path,
+    shards: Sequence[Sequence[int]],
+    extension: str,
+    compress: Callable[[bytes], bytes],
+) -> None:
+    write_jsonl(folder, shards)
+    for path in list(folder.iterdir()):
+        content = path.read_bytes()
+        path.unlink()
+        middle = len(content) // 2
+        members = (content[:middle], content[middle:])
+        path.with_name(path.name + extension).write_bytes(b"".join(map(compress, members)))
+
+
 FILES: dict[str, Files] = {
     "jsonl": Files(format="jsonl", write=write_jsonl, id_of=of_key, ids_of=of_column),
+    "jsonl.gz": Files(format="jsonl", write=write_gzip, id_of=of_key, ids_of=of_column),
+    "jsonl.zst": Files(format="jsonl", write=write_zstd, id_of=of_key, ids_of=of_column),
 }
 ALL = pytest.mark.parametrize("files", FILES.values(), ids=FILES)

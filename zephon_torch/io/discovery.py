@@ -24,7 +24,7 @@ from zephon_torch.io.formats import (
 )
 from zephon_torch.io.storage import connect
 
-_COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".lz4")
+_COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".lz4", ".tgz")
 _NUM_NAMED = 5
 
 
@@ -173,10 +173,12 @@ def _refuse_compressed(storage: Storage, files: Sequence[FileInfo]) -> None:
     for file in files:
         stem, extension = os.path.splitext(file.path)
         is_unknown = extension.lower() in _COMPRESSED and detect_format(file.path) is None
-        if is_unknown and detect_format(stem):
+        is_tar = extension.lower() == ".tgz"
+        if is_unknown and (detect_format(stem) or (is_tar and detect_format(stem + ".tar"))):
             raise DatasetError(
-                f"{storage.url(file.path)!r} is compressed, which is not supported: decompress it "
-                "or move it out of the dataset"
+                f"{storage.url(file.path)!r} is compressed in a way that is not supported: "
+                "decompress it (JSON lines may be compressed by gzip or zstd) or move it out of "
+                "the dataset"
             )
 
 

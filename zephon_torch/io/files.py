@@ -119,12 +119,19 @@ class StoredFile:
             DatasetError: The file ended early.
         """
         for start in range(0, self.num_bytes, block_bytes):
-            stop = min(start + block_bytes, self.num_bytes)
-            block = self.storage.read(self.path, start, stop)
-            if len(block) != stop - start:
-                now = f"{start + len(block):,} bytes now, {self.num_bytes:,} when it was listed"
-                raise DatasetError(f"{self.url!r} changed while it was read: {now}")
-            yield block
+            yield self.read(start, min(start + block_bytes, self.num_bytes))
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Read bytes [start, stop), which must lie inside.
+
+        Raises:
+            DatasetError: The file ended early.
+        """
+        part = self.storage.read(self.path, start, stop)
+        if len(part) != stop - start:
+            now = f"{start + len(part):,} bytes now, {self.num_bytes:,} when it was listed"
+            raise DatasetError(f"{self.url!r} changed while it was read: {now}")
+        return part
 
     def check_unchanged(self) -> None:
         """Compare size and stamp with the file as it is now.

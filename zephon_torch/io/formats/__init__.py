@@ -101,7 +101,9 @@ class FormatEntry:
 
 # The first that has a file wins.
 FORMATS = {
-    "jsonl": FormatEntry((".jsonl", ".ndjson"), "zephon_torch.io.formats.jsonl"),
+    "jsonl": FormatEntry(
+        (".jsonl", ".ndjson"), "zephon_torch.io.formats.jsonl", codecs=(".gz", ".zst")
+    ),
 }
 
 
