@@ -46,10 +46,14 @@ def decode(
 
 
 class BlockTable:
-    """Collects the blocks of a file that is decoded from its start."""
+    """Collects the blocks of a file that is decoded from its start.
+
+    Attributes:
+        member: position in the file of the member that the last bytes came from.
+    """
 
     def __init__(self) -> None:
-        self._member = 0
+        self.member = 0
         self._num_decoded = 0
         self._blocks = [(0, 0)]
 
@@ -59,10 +63,10 @@ class BlockTable:
         Returns:
             Whether the member is another than before, so that those before are whole.
         """
-        is_new = member != self._member
+        is_new = member != self.member
         if is_new and self._num_decoded - self._blocks[-1][1] >= _MIN_BLOCK_BYTES:
             self._blocks.append((member, self._num_decoded))
-        self._member = member
+        self.member = member
         self._num_decoded += num_bytes
         return is_new
 

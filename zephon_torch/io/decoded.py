@@ -68,13 +68,12 @@ class DecodedRanges:
 
     def read(self, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> list[bytes]:
         """Decoded bytes [starts[i], stops[i]), touched in the order of the file."""
-        order = starts.argsort(kind="stable")
-        first, behind = starts.tolist(), stops.tolist()
+        is_filled = stops > starts
+        order = np.flatnonzero(is_filled)[starts[is_filled].argsort(kind="stable")]
         self._wanted = self._blocks_of(starts[order], stops[order])
-        parts = [b""] * len(first)
+        parts = [b""] * len(starts)
         try:
-            for i in order.tolist():
-                parts[i] = self._range(first[i], behind[i])
+            self._fill(parts, order, starts[order], stops[order])
         except CodecError as error:
             self._refuse(str(error))
         finally:
@@ -91,22 +90,43 @@ class DecodedRanges:
         self, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.int64]:
         """Numbers of the blocks that ranges touch, ascending."""
-        is_filled = stops > starts
-        first = self._starts.searchsorted(starts[is_filled], "right") - 1
-        last = self._starts.searchsorted(stops[is_filled], "left") - 1
+        first = self._starts.searchsorted(starts, "right") - 1
+        last = self._starts.searchsorted(stops, "left") - 1
         marks = np.zeros(len(self._starts) + 1, np.int64)
         np.add.at(marks, first, 1)
         np.add.at(marks, last + 1, -1)
         return np.flatnonzero(marks.cumsum())
 
-    def _range(self, start: int, stop: int) -> bytes:
-        parts = []
-        while start < stop:
-            block = int(self._starts.searchsorted(start, "right")) - 1
-            number, skip = divmod(start - int(self._starts[block]), PIECE_BYTES)
-            parts.append(self._piece(block, number)[skip : skip + stop - start])
-            start += len(parts[-1])
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+    def _fill(
+        self,
+        parts: list[bytes],
+        places: npt.NDArray[np.int64],
+        starts: npt.NDArray[np.int64],
+        stops: npt.NDArray[np.int64],
+    ) -> None:
+        """Put the bytes of ranges, in the order of the file, where `places` says."""
+        blocks = self._starts.searchsorted(starts, "right") - 1
+        numbers, skips = np.divmod(starts - self._starts[blocks], PIECE_BYTES)
+        piece, at = b"", (-1, -1)
+        columns = (places, blocks, numbers, skips, stops - starts)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        for place, block, number, skip, size in rows:
+            if at != (block, number):
+                piece, at = self._piece(block, number), (block, number)
+            part = piece[skip : skip + size]
+            parts[place] = part if len(part) == size else self._longer(part, at, size)
+
+    def _longer(self, part: bytes, at: tuple[int, int], size: int) -> bytes:
+        """The rest of a range that begins with the last bytes of a piece."""
+        parts, (block, number) = [part], at
+        while (left := size - len(part)) > 0:
+            number += 1
+            if number * PIECE_BYTES >= self._blocks[block + 1, 1] - self._blocks[block, 1]:
+                block, number = block + 1, 0
+            part = self._piece(block, number)[:left]
+            parts.append(part)
+            size = left
+        return b"".join(parts)
 
     def _piece(self, block: int, number: int) -> bytes:
         """Bytes [number * PIECE_BYTES, ...) of a block."""

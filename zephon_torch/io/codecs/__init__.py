@@ -21,12 +21,13 @@ class CodecError(Exception):
     """Why bytes cannot be decoded, in words; never leaves this package.
 
     Attributes:
-        is_cut: the bytes end too early; what was decoded of them is right.
+        start: position in the file of the member that is to blame; those before are right.
+        is_cut: the file ends too early; what was decoded of this member is right, too.
     """
 
-    def __init__(self, reason: str, *, is_cut: bool = False) -> None:
+    def __init__(self, reason: str, start: int, *, is_cut: bool = False) -> None:
         super().__init__(reason)
-        self.is_cut = is_cut
+        self.start, self.is_cut = start, is_cut
 
 
 class Compressed:

@@ -59,9 +59,9 @@ class Decoder:
 
     def _refuse(self, magic: bytes, is_first: bool) -> NoReturn:
         if not is_first:
-            raise CodecError(f"what follows at byte {self.start:,} is not gzip")
+            raise CodecError(f"what follows at byte {self.start:,} is not gzip", self.start)
         found = f"it begins with {magic!r}" if magic else "it is empty"
-        raise CodecError(f"{found}, which is not gzip")
+        raise CodecError(f"{found}, which is not gzip", self.start)
 
     def _where(self) -> str:
         return f"the gzip member that begins at byte {self.start:,}"
@@ -72,10 +72,13 @@ class Decoder:
             decoded: bytes = self._member.decompress(data, limit)
         except zlib.error as error:
             reason = str(error).partition(": ")[2] or str(error)
-            raise CodecError(f"{self._where()} is damaged ({reason})") from None
-        self._source.position -= len(self._member.unconsumed_tail) + len(self._member.unused_data)
-        if self._member.eof:
+            raise CodecError(f"{self._where()} is damaged ({reason})", self.start) from None
+        # At the end of a member the unconsumed tail may be what it was before, or not.
+        is_end = self._member.eof
+        rest = self._member.unused_data if is_end else self._member.unconsumed_tail
+        self._source.position -= len(rest)
+        if is_end:
             self._member = None
         elif not data and not decoded:
-            raise CodecError(f"it ends inside {self._where()}", is_cut=True)
+            raise CodecError(f"it ends inside {self._where()}", self.start, is_cut=True)
         return decoded

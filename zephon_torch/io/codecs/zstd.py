@@ -71,12 +71,12 @@ class Decoder:
                 self._say_cut()
             self._say_damaged(error)
         if parameters.dict_id:
-            raise CodecError(f"it needs the zstd dictionary {parameters.dict_id}; compress without")
+            reason = f"it needs the zstd dictionary {parameters.dict_id}; compress without"
+            raise CodecError(reason, self.start)
         if parameters.window_size > _MAX_WINDOW_BYTES:
-            raise CodecError(
-                f"decoding needs {parameters.window_size:,} bytes of memory, more than "
-                f"{_MAX_WINDOW_BYTES:,}; compress without --long"
-            )
+            needs = f"decoding needs {parameters.window_size:,} bytes of memory"
+            reason = f"{needs}, more than {_MAX_WINDOW_BYTES:,}; compress without --long"
+            raise CodecError(reason, self.start)
         self._has_checksum = parameters.has_checksum
         self.num_bytes = _MAX_BLOCK_BYTES + parameters.window_size
         self._frame = self._zstd.ZstdDecompressor().decompressobj()
@@ -114,17 +114,17 @@ class Decoder:
         magic = header[: len(_MAGIC)]
         if self.start == self._first:
             found = f"it begins with {magic!r}" if magic else "it is empty"
-            raise CodecError(f"{found}, which is not zstd")
+            raise CodecError(f"{found}, which is not zstd", self.start)
         if _MAGIC.startswith(magic):
             self._say_cut()
-        raise CodecError(f"what follows at byte {self.start:,} is not zstd")
+        raise CodecError(f"what follows at byte {self.start:,} is not zstd", self.start)
 
     def _say_cut(self) -> NoReturn:
-        raise CodecError(f"it ends inside {self._where()}", is_cut=True)
+        raise CodecError(f"it ends inside {self._where()}", self.start, is_cut=True)
 
     def _say_damaged(self, reason: object) -> NoReturn:
         text = str(reason).rpartition(": ")[2].lower()
-        raise CodecError(f"{self._where()} is damaged ({text})") from None
+        raise CodecError(f"{self._where()} is damaged ({text})", self.start) from None
 
     def _where(self) -> str:
         return f"the zstd frame that begins at byte {self.start:,}"

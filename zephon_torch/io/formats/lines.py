@@ -8,7 +8,6 @@ file is no part of its first line. Of a compressed file all this is said of the 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -64,16 +63,15 @@ def find_decoded_lines(file: StoredFile, codec: str, advance: Advance) -> Index:
                 num_sound = scanner.num_found
             scanner.feed(np.frombuffer(part, np.uint8))
     except CodecError as error:
-        # What comes before a cut is right; in a damaged member nothing can be trusted.
-        _refuse(file, error, scanner.num_found if error.is_cut else num_sound)
+        all_is_good = error.is_cut or error.start != blocks.member
+        num_good = scanner.num_found if all_is_good else num_sound
+        last = (
+            f"the last good record is {num_good - 1}" if num_good else "no record before is whole"
+        )
+        raise DatasetError(
+            f"{file.url!r} cannot be decoded: {error}; {last}. Restore the file or move it away"
+        ) from None
     return Index(scanner.finish(), blocks.finish(file.num_bytes))
-
-
-def _refuse(file: StoredFile, error: CodecError, num_good: int) -> NoReturn:
-    last = f"the last good record is {num_good - 1}" if num_good else "no record before is whole"
-    raise DatasetError(
-        f"{file.url!r} cannot be decoded: {error}; {last}. Restore the file or move it away"
-    ) from None
 
 
 def windows(ranges: Ranges, stop: int) -> Iterator[bytes]:
@@ -107,7 +105,7 @@ class LineScanner:
         """Take the next bytes, uint8[n]."""
         if self._head is not None:
             part = np.concatenate((self._head, part)) if len(self._head) else part
-            if len(part) < len(BOM):
+            if len(part) < len(BOM) and BOM.startswith(bytes(part)):
                 self._head = part
                 return
             part = self._without_mark(part)

@@ -1,0 +1,489 @@
+"""Compressed JSON lines: the records of the decoded bytes, whatever members or frames hold them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import tracemalloc
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_jsonl import naive_starts, stored
+
+from zephon_torch.errors import ConfigurationError, DatasetError, RecordError, ZephonError
+from zephon_torch.io import Dataset, blocks, decoded
+from zephon_torch.io.codecs import Compressed, codec_of, open_decoder
+from zephon_torch.io.codecs import gzip as gzip_codec
+from zephon_torch.io.formats import jsonl
+from zephon_torch.io.formats.lines import find_decoded_lines
+from zephon_torch.io.ranges import open_ranges
+
+pytestmark = pytest.mark.timeout(60)
+
+Compress = Callable[[bytes], bytes]
+CODECS: dict[str, Compress] = {
+    ".gz": lambda content: gzip.compress(content, mtime=0),
+    ".zst": zstandard.ZstdCompressor(write_checksum=True).compress,
+}
+BOTH = pytest.mark.parametrize("codec", CODECS)
+SKIPPABLE = b"\x5e\x2a\x4d\x18\x05\0\0\0table"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("ZEPHON_CACHE_DIR", str(folder))
+    return folder
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps and limits of a few bytes, so that small files have many blocks and pieces."""
+    monkeypatch.setattr(blocks, "_MIN_BLOCK_BYTES", 8)
+    monkeypatch.setattr(blocks, "_STEP_BYTES", 5)
+    monkeypatch.setattr(gzip_codec, "_INPUT_BYTES", 7)
+    monkeypatch.setattr(decoded, "PIECE_BYTES", 6)
+    monkeypatch.setattr(decoded, "_STEP_BYTES", 40)
+    monkeypatch.setattr(decoded, "_MAX_AHEAD_BYTES", 90)
+    held = decoded._Held()
+    held.pieces = decoded.Recent(30)
+    monkeypatch.setattr(decoded, "_held", held)
+
+
+def write(folder: Path, codec: str, *members: bytes, name: str = "data") -> Path:
+    path = folder / f"{name}.jsonl{codec}"
+    path.write_bytes(b"".join(map(CODECS[codec], members)))
+    return path
+
+
+def read(dataset: Dataset, samples: Sequence[int], shard: int = 0) -> list[Any]:
+    with closing(dataset.open(shard)) as reader:
+        return list(reader.read(np.array(samples, dtype=np.int64)))
+
+
+def lines(start: int, stop: int) -> bytes:
+    return b"".join(json.dumps({"id": i}).encode() + b"\n" for i in range(start, stop))
+
+
+# --- what is read --------------------------------------------------------------------------------
+
+
+def noisy() -> tuple[bytes, list[Any]]:
+    """Case C11: a byte order mark, all kinds of ends, separators in strings, one line of 3 MB."""
+    records = [{"id": i, "text": f"a\u2028b\u0085c {i}"} for i in range(40)]
+    records[17]["text"] = "x" * 3_000_000
+    ends = [b"\n", b"\r\n", b"\n\n", b"\r\n  \t\r\n"]
+    texts = [json.dumps(record, ensure_ascii=False).encode() for record in records]
+    content = b"\xef\xbb\xbf" + b"".join(text + ends[i % 4] for i, text in enumerate(texts))
+    return content.rstrip(), records
+
+
+@pytest.mark.parametrize("cut", [1, 100, 1_000_000, -3], ids=str)
+@BOTH
+def test_noise_in_two_members_reads_as_a_clean_copy(tmp_path: Path, codec: str, cut: int) -> None:
+    content, records = noisy()
+    dataset = Dataset.from_path("noisy", write(tmp_path, codec, content[:cut], content[cut:]))
+    assert list(dataset) == records
+    order = np.random.default_rng(0).integers(0, 40, 60)
+    assert read(dataset, order.tolist()) == [records[i] for i in order]
+    assert [dataset[i] for i in (39, 0, 17)] == [records[i] for i in (39, 0, 17)]
+
+
+bits = st.sampled_from([b"\n", b"\r\n", b" ", b"{}", b"[1]", b"\xef\xbb\xbf", b"\xe2\x80\xa8"])
+
+
+@pytest.mark.usefixtures("small")
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    members=st.lists(st.lists(bits | st.binary(max_size=9), max_size=9).map(b"".join), min_size=1),
+    extra=st.sampled_from([b"", SKIPPABLE]),
+    ranges=st.lists(st.tuples(st.integers(0, 200), st.integers(0, 200)), max_size=8),
+)
+@BOTH
+def test_lines_and_ranges_are_those_of_the_decoded_bytes(
+    tmp_path: Path, codec: str, members: list[bytes], extra: bytes, ranges: list[tuple[int, int]]
+) -> None:
+    content = b"".join(members)
+    between = extra if codec == ".zst" else b""
+    path = tmp_path / f"a.jsonl{codec}"
+    path.write_bytes(between + between.join(map(CODECS[codec], members)) + between)
+    file = stored(path)
+    done: list[int] = []
+    index = find_decoded_lines(file, codec, done.append)
+    assert index.offsets.tolist() == [*naive_starts(content), len(content)]
+    assert index.blocks is not None and sum(done) == file.num_bytes
+    assert index.blocks[-1].tolist() == [file.num_bytes, len(content)]
+    wanted = np.array([sorted((a % (len(content) + 1), b % (len(content) + 1))) for a, b in ranges])
+    starts, stops = wanted.reshape(-1, 2).astype(np.int64).T
+    with closing(decoded.open_decoded(file, open_ranges(file), index.blocks)) as opened:
+        for _ in range(2):
+            found = opened.read(starts, stops)
+            assert found == [content[a:b] for a, b in zip(starts, stops, strict=True)]
+
+
+@pytest.mark.parametrize("name", ["a", "100% ü #1 [b]?", "A.JSONL"])
+@BOTH
+def test_any_name_and_any_case_of_the_extension(tmp_path: Path, codec: str, name: str) -> None:
+    path = write(tmp_path, codec, lines(0, 3), name=name)
+    path = path.rename(path.with_suffix(codec.upper()))
+    assert read(Dataset.from_path("a", path), [2, 0]) == [{"id": 2}, {"id": 0}]
+
+
+def test_plain_and_compressed_shards_are_one_dataset_in_the_order_of_their_names(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path, ".zst", lines(0, 2), name="a")
+    (tmp_path / "b.jsonl").write_bytes(lines(2, 4))
+    write(tmp_path, ".gz", lines(4, 5), lines(5, 7), name="c")
+    dataset = Dataset.from_path("a", tmp_path)
+    assert [sample["id"] for sample in dataset] == list(range(7))
+    assert dataset.shard_num_samples.tolist() == [2, 2, 3]
+    sizes = [(tmp_path / shard.path).stat().st_size for shard in dataset.shards]
+    assert dataset.shard_num_bytes.tolist() == sizes
+
+
+def test_a_seekable_zstd_file_and_skippable_frames_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.zst"
+    first, second = map(CODECS[".zst"], (lines(0, 3), lines(3, 5)))
+    path.write_bytes(SKIPPABLE + first + SKIPPABLE + SKIPPABLE + second + SKIPPABLE)
+    assert [sample["id"] for sample in Dataset.from_path("a", path)] == list(range(5))
+    path.write_bytes(SKIPPABLE)
+    with pytest.warns(UserWarning, match="anew"):
+        assert len(Dataset.from_path("a", path)) == 0
+
+
+def test_frames_without_size_or_checksum_and_of_every_kind_of_block(tmp_path: Path) -> None:
+    """Streams that were flushed have raw, repeated and empty blocks."""
+    noise = np.random.Generator(np.random.Philox(1)).integers(0, 256, 300_000, np.uint8)
+    records = ["a" * 400_000, noise.tobytes().hex(), list(range(1000))]
+    written = b"".join(json.dumps(record).encode() + b"\n" for record in records)
+    stream = zstandard.ZstdCompressor(level=1).compressobj()
+    parts = [stream.compress(written[:7]), stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)]
+    parts += [stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK), stream.compress(written[7:])]
+    path = tmp_path / "a.jsonl.zst"
+    path.write_bytes(b"".join([*parts, stream.flush()]))
+    assert list(Dataset.from_path("a", path)) == records
+
+
+@BOTH
+def test_a_file_whose_members_hold_nothing_has_no_records(tmp_path: Path, codec: str) -> None:
+    dataset = Dataset.from_path("a", write(tmp_path, codec, b"", b""))
+    assert list(dataset) == []
+    with pytest.raises(RecordError, match="has no record 0: it holds 0 records"):
+        read(dataset, [0])
+
+
+def test_zeros_behind_a_gzip_member_are_padding(tmp_path: Path) -> None:
+    path = write(tmp_path, ".gz", lines(0, 3))
+    path.write_bytes(path.read_bytes() + bytes(100_000))
+    assert len(Dataset.from_path("a", path)) == 3
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("small")
+@BOTH
+def test_a_file_cut_anywhere_names_the_last_good_record(tmp_path: Path, codec: str) -> None:
+    members = [lines(0, 7), lines(7, 20)]
+    path = write(tmp_path, codec, *members)
+    whole, edge = path.read_bytes(), len(CODECS[codec](members[0]))
+    for size in range(1, len(whole)):
+        path = tmp_path / f"{size}.jsonl{codec}"
+        path.write_bytes(whole[:size])
+        if size == edge:
+            assert len(Dataset.from_path("a", path)) == 7
+            continue
+        with pytest.raises(DatasetError, match=f"'{path}' cannot be decoded: ") as caught:
+            Dataset.from_path("a", path)
+        num_good = decodable_lines(whole[:size]) if codec == ".gz" else 0 if size < edge else 7
+        last = f"the last good record is {num_good - 1}" if num_good else "no record before is good"
+        assert last in str(caught.value), size
+        start = 0 if size < edge else edge
+        if size > start + 4:
+            assert f"it ends inside the {'gzip member' if codec == '.gz' else 'zstd frame'} that "
+            assert f"begins at byte {start}; " in str(caught.value)
+
+
+def decodable_lines(content: bytes) -> int:
+    count = 0
+    while content.startswith(b"\x1f\x8b"):
+        decoder = zlib.decompressobj(31)
+        count += decoder.decompress(content).count(b"\n")
+        content = decoder.unused_data
+    return count
+
+
+@pytest.mark.parametrize(
+    ("codec", "at", "reason"),
+    [
+        (".gz", -6, "incorrect data check"),
+        (".gz", -2, "incorrect length check"),
+        (".zst", -1, "doesn't match checksum"),
+    ],
+)
+def test_records_of_a_member_with_a_wrong_checksum_are_not_good(
+    tmp_path: Path, codec: str, at: int, reason: str
+) -> None:
+    path = write(tmp_path, codec, lines(0, 7), lines(7, 20))
+    path.write_bytes(flip(path.read_bytes(), at))
+    with pytest.raises(DatasetError, match=rf"is damaged \(.*{reason}\); .* good record is 6\."):
+        Dataset.from_path("a", path)
+
+
+def flip(content: bytes, at: int) -> bytes:
+    changed = bytearray(content)
+    changed[at] ^= 0x10
+    return bytes(changed)
+
+
+@pytest.mark.parametrize(
+    ("codec", "content", "reason"),
+    [
+        (".gz", b"", "it is empty, which is not gzip"),
+        (".zst", b"", "it is empty, which is not zstd"),
+        (".gz", b'{"id": 1}\n', r"it begins with b'\{\"', which is not gzip"),
+        (".zst", b'{"id": 1}\n', r"it begins with b'\{\"id', which is not zstd"),
+        (".gz", CODECS[".zst"](b"1\n"), "which is not gzip"),
+        (".zst", CODECS[".gz"](b"1\n"), "which is not zstd"),
+        (".gz", CODECS[".gz"](b"1\n") + b"garbage", "follows at byte 22 is not gzip; .* is 0"),
+        (".gz", CODECS[".gz"](b"1\n") + bytes(9) + b"x", "follows at byte 31 is not gzip; .* is 0"),
+        (".zst", CODECS[".zst"](b"1\n") + b"garbage", "follows at byte 15 is not zstd; .* is 0"),
+        (".zst", CODECS[".zst"](b"1\n") + bytes(4), "what follows at byte 15 is not zstd; .* is 0"),
+        (".zst", b"\x28\xb5\x2f\xfd\x00\x98\x01\0\0", "536,870,912 .* than 134,217,728; .*--long"),
+        (".zst", b"\x28\xb5\x2f\xfd\x01\x00\x07\x01\0\0", "it needs the zstd dictionary 7"),
+        (".zst", b"\x28\xb5\x2f\xfd\x00\x00\x07\0\0", "no block follows where one should"),
+        (".zst", b"\x28\xb5\x2f\xfd\x00\x00\x01\0\x20", "no block follows where one should"),
+        (".zst", SKIPPABLE[:-1], "it ends inside the zstd frame that begins at byte 0"),
+        (".zst", SKIPPABLE[:6], "it ends inside the zstd frame that begins at byte 0"),
+    ],
+)  # fmt: skip
+def test_what_is_not_the_codec_is_refused_in_words(
+    tmp_path: Path, codec: str, content: bytes, reason: str
+) -> None:
+    path = tmp_path / f"a.jsonl{codec}"
+    path.write_bytes(content)
+    with pytest.raises(DatasetError, match=f"'{path}' cannot be decoded: .*{reason}"):
+        Dataset.from_path("a", path)
+    assert os.listdir(tmp_path) == [path.name]  # no index of it
+
+
+@BOTH
+def test_a_bad_record_is_named_by_its_line_in_the_decoded_bytes(tmp_path: Path, codec: str) -> None:
+    path = write(tmp_path, codec, b"\n1\n\n2\n{", b"]\n4\n")
+    dataset = Dataset.from_path("web", path)
+    place = rf"dataset 'web', file '{path}', line 5 \(record 2\): not valid JSON"
+    with pytest.raises(RecordError, match=place):
+        list(dataset)
+    assert read(dataset, [3, 1, 0]) == [4, 2, 1]
+
+
+changes = st.lists(
+    st.tuples(st.sampled_from("xxxid"), st.integers(0, 10**4), st.integers(1, 255)), max_size=3
+)
+
+
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(changes=changes, size=st.integers(0, 1000))
+@BOTH
+def test_a_mutated_file_gives_the_right_records_or_an_error(
+    tmp_path: Path, codec: str, changes: list[tuple[str, int, int]], size: int
+) -> None:
+    """Members are checksummed: what is read at all is what was written, or whole members of it."""
+    members = [lines(0, 9), lines(9, 30), lines(30, 33)]
+    content = bytearray(b"".join(map(CODECS[codec], members)))
+    for kind, at, value in changes:
+        at %= len(content)
+        content[at : at + (kind != "i")] = bytes([content[at] ^ value] if kind == "x" else [value])
+        if kind == "d":
+            del content[at]
+    path = tmp_path / f"a.jsonl{codec}"
+    path.write_bytes(content[: size or None])
+    for old in tmp_path.glob(".*"):
+        old.unlink()
+    try:
+        found = [sample["id"] for sample in Dataset.from_path("a", path)]
+    except ZephonError:
+        return
+    assert found in [list(range(stop)) for stop in (9, 30, 33)]
+
+
+def test_without_the_package_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path, ".zst", lines(0, 3))
+    Dataset.from_path("a", path)
+    monkeypatch.setitem(__import__("sys").modules, "zstandard", None)
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match=r"zstandard.*'zephon-torch\[zstd\]'"):
+            Dataset.from_path("a", path)
+        for sidecar in tmp_path.glob(".*.zidx"):
+            sidecar.unlink()
+
+
+@BOTH
+def test_a_file_changed_under_an_open_reader_is_an_error(tmp_path: Path, codec: str) -> None:
+    path = write(tmp_path, codec, lines(0, 5000), lines(5000, 10_000))
+    dataset = Dataset.from_path("a", path)
+    content = path.read_bytes()
+    with closing(dataset.open(0)) as reader:
+        with open(path, "r+b") as stream:
+            stream.seek(100)
+            stream.write(flip(content, 1000)[100:1500])
+        with pytest.raises(DatasetError, match=r"cannot be decoded: .*damaged.*was sound when"):
+            reader.read(np.array([4999]))
+        assert reader.read(np.array([9999])) == [{"id": 9999}]
+        os.truncate(path, 100)
+        with pytest.raises(DatasetError, match=r"was cut short: .* 100 now"):
+            reader.read(np.array([1]))
+    with pytest.raises(DatasetError, match="changed since the dataset was made"):
+        dataset.open(0)
+
+
+# --- what it costs -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("content", [b"\n" * (16 << 20), b"1" * (16 << 20)], ids=["lines", "line"])
+@BOTH
+def test_memory_is_bounded_however_dense_a_file_is(
+    tmp_path: Path, codec: str, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jsonl, "_MAX_DECODED_BYTES", 1 << 20)
+    path = write(tmp_path, codec, content)
+    tracemalloc.start()
+    try:
+        dataset = Dataset.from_path("a", path)
+        if len(dataset):
+            with pytest.raises(RecordError, match="record 0: 16,777,216 bytes when decoded, more"):
+                dataset[0]
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[tuple[int, int]]]]:
+    """Ranges of compressed bytes, request by request."""
+    seen: list[list[tuple[int, int]]] = []
+
+    def open_noted(file: Any) -> Any:
+        opened = open_ranges(file)
+        read = opened.read
+
+        def note(starts: Any, stops: Any) -> list[bytes]:
+            seen.append(list(zip(starts.tolist(), stops.tolist(), strict=True)))
+            return read(starts, stops)
+
+        monkeypatch.setattr(opened, "read", note)
+        return opened
+
+    monkeypatch.setattr(jsonl, "open_ranges", open_noted)
+    yield seen
+
+
+@BOTH
+def test_only_blocks_that_are_needed_are_read_and_all_at_once(
+    tmp_path: Path, codec: str, requests: list[list[tuple[int, int]]]
+) -> None:
+    members = [lines(4000 * i, 4000 * (i + 1)) for i in range(6)]
+    path = write(tmp_path, codec, *members)
+    ends = np.cumsum([0, *(len(CODECS[codec](member)) for member in members)]).tolist()
+    spans = list(pairwise(ends))
+    dataset = Dataset.from_path("a", path)
+    with closing(dataset.open(0)) as reader:
+        for numbers in ([20_001, 4001, 4500, 12_001], [12_100, 8001], [4001, 8001, 12_001]):
+            found = reader.read(np.array(numbers, np.int64))
+            assert [sample["id"] for sample in found] == numbers
+    assert requests == [[spans[1], spans[3], spans[5]], [spans[2]]]
+
+
+@pytest.mark.usefixtures("small")
+@BOTH
+def test_reading_in_order_decodes_each_byte_once(
+    tmp_path: Path, codec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although all but a few pieces are forgotten."""
+    given: list[bytes] = []
+
+    def open_noted(codec: str, source: Compressed) -> Any:
+        decoder = open_decoder(codec, source)
+        read = decoder.read
+        decoder.read = lambda limit: given.append(read(limit)) or given[-1]  # type: ignore
+        return decoder
+
+    dataset = Dataset.from_path("a", write(tmp_path, codec, lines(0, 300), lines(300, 500)))
+    monkeypatch.setattr(decoded, "open_decoder", open_noted)
+    with closing(dataset.open(0)) as reader:
+        for start in range(0, 500, 7):
+            numbers = np.arange(start, min(start + 7, 500))
+            assert [s["id"] for s in reader.read(numbers)] == numbers.tolist()
+        assert sum(map(len, given)) == len(lines(0, 500))
+        assert reader.read(np.array([3])) == [{"id": 3}]
+
+
+def test_several_readers_of_one_thread_do_not_disturb_each_other(
+    tmp_path: Path, small: None
+) -> None:
+    for name, codec in (("a", ".gz"), ("b", ".zst"), ("c", ".gz")):
+        write(tmp_path, codec, lines(0, 60), lines(60, 100), name=name)
+    dataset = Dataset.from_path("a", tmp_path)
+    readers = [dataset.open(shard) for shard in range(3)]
+    for number in range(100):
+        for at, reader in enumerate(readers):
+            wanted = number if at else 99 - number
+            assert reader.read(np.array([wanted])) == [{"id": wanted}]
+    for reader in readers:
+        reader.close()
+        reader.close()
+    assert not decoded._held.pieces._held and not decoded._held.decoders._held
+
+
+def test_what_was_used_least_recently_is_forgotten_first() -> None:
+    recent: decoded.Recent[str] = decoded.Recent(10)
+    for number, size in enumerate((4, 4, 2)):
+        recent.put((number,), str(number), size)
+    assert recent.get((0,)) == "0"
+    recent.put((3,), "3", 3)
+    assert [recent.get((number,)) for number in range(4)] == ["0", None, "2", "3"]
+    recent.put((4,), "4", 100)  # more than the limit: alone
+    assert [recent.get((number,)) for number in range(5)] == [None, None, None, None, "4"]
+    assert recent.pop((4,)) == "4" and recent.pop((4,)) is None
+    recent.put((5, 1), "5", 10)
+    assert recent.get((5, 1)) == "5"
+    recent.drop(5)
+    assert (5, 1) not in recent and recent._num_bytes == 0
+
+
+@BOTH
+def test_remote_files_are_decoded_here(tmp_path: Path, codec: str) -> None:
+    fs = fsspec.filesystem("memory")
+    members = [lines(4000 * i, 4000 * (i + 1)) for i in range(3)]
+    try:
+        fs.pipe_file(f"/zip/a b#%.jsonl{codec}", b"".join(map(CODECS[codec], members)))
+        fs.pipe_file("/zip/b.jsonl", b'{"id": 1}\n')
+        dataset = Dataset.from_path("a", "memory://zip")
+        assert len(dataset) == 12_001
+        assert read(dataset, [9000, 5, 11_999]) == [{"id": i} for i in (9000, 5, 11_999)]
+        fs.pipe_file(f"/zip/a b#%.jsonl{codec}", CODECS[codec](lines(0, 3)))
+        with pytest.raises(DatasetError, match="changed since the dataset was made"):
+            dataset.open(0)
+    finally:
+        fs.rm("/zip", recursive=True)
+
+
+# --- the index -----------------------------------------------------------------------------------
+
+
+def test_codecs_are_told_by_extension() -> None:
+    assert [codec_of(p) for p in ("a.jsonl.gz", "b.ZST", "c.gz/x.jsonl")] == [".gz", ".zst", None]
