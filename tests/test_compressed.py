@@ -21,13 +21,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_jsonl import naive_starts, stored
 
+from zephon_torch import DataLoader
 from zephon_torch.errors import ConfigurationError, DatasetError, RecordError, ZephonError
-from zephon_torch.io import Dataset, blocks, decoded
+from zephon_torch.io import Dataset, blocks, decoded, index, whole
 from zephon_torch.io.codecs import Compressed, codec_of, open_decoder
 from zephon_torch.io.codecs import gzip as gzip_codec
 from zephon_torch.io.formats import jsonl
 from zephon_torch.io.formats.lines import find_decoded_lines
+from zephon_torch.io.index import StaleIndexWarning
 from zephon_torch.io.ranges import open_ranges
+from zephon_torch.io.recent import Recent
+from zephon_torch.io.sidecar import encode_header
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -57,7 +61,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoded, "_STEP_BYTES", 40)
     monkeypatch.setattr(decoded, "_MAX_AHEAD_BYTES", 90)
     held = decoded._Held()
-    held.pieces = decoded.Recent(30)
+    held.pieces = Recent(30)
     monkeypatch.setattr(decoded, "_held", held)
 
 
@@ -120,16 +124,17 @@ def test_lines_and_ranges_are_those_of_the_decoded_bytes(
     path.write_bytes(between + between.join(map(CODECS[codec], members)) + between)
     file = stored(path)
     done: list[int] = []
-    index = find_decoded_lines(file, codec, done.append)
-    assert index.offsets.tolist() == [*naive_starts(content), len(content)]
-    assert index.blocks is not None and sum(done) == file.num_bytes
-    assert index.blocks[-1].tolist() == [file.num_bytes, len(content)]
+    found = find_decoded_lines(file, codec, done.append)
+    assert found.offsets.tolist() == [*naive_starts(content), len(content)]
+    assert found.blocks is not None and sum(done) == file.num_bytes
+    assert found.blocks[-1].tolist() == [file.num_bytes, len(content)]
     wanted = np.array([sorted((a % (len(content) + 1), b % (len(content) + 1))) for a, b in ranges])
     starts, stops = wanted.reshape(-1, 2).astype(np.int64).T
-    with closing(decoded.open_decoded(file, open_ranges(file), index.blocks)) as opened:
+    with closing(decoded.open_decoded(file, open_ranges(file), found.blocks)) as opened:
         for _ in range(2):
-            found = opened.read(starts, stops)
-            assert found == [content[a:b] for a, b in zip(starts, stops, strict=True)]
+            assert opened.read(starts, stops) == [
+                content[a:b] for a, b in zip(starts, stops, strict=True)
+            ]
 
 
 @pytest.mark.parametrize("name", ["a", "100% ü #1 [b]?", "A.JSONL"])
@@ -450,7 +455,7 @@ def test_several_readers_of_one_thread_do_not_disturb_each_other(
 
 
 def test_what_was_used_least_recently_is_forgotten_first() -> None:
-    recent: decoded.Recent[str] = decoded.Recent(10)
+    recent: Recent[str] = Recent(10)
     for number, size in enumerate((4, 4, 2)):
         recent.put((number,), str(number), size)
     assert recent.get((0,)) == "0"
@@ -487,3 +492,227 @@ def test_remote_files_are_decoded_here(tmp_path: Path, codec: str) -> None:
 
 def test_codecs_are_told_by_extension() -> None:
     assert [codec_of(p) for p in ("a.jsonl.gz", "b.ZST", "c.gz/x.jsonl")] == [".gz", ".zst", None]
+
+
+@BOTH
+def test_the_index_holds_a_table_of_blocks(tmp_path: Path, codec: str) -> None:
+    members = [lines(0, 9), lines(9, 4000), lines(4000, 8000), lines(8000, 8001), b""]
+    path = write(tmp_path, codec, *members)
+    Dataset.from_path("a", path)
+    sizes = [len(CODECS[codec](member)) for member in members]
+    raw = path.with_name(f".{path.name}.zidx").read_bytes()
+    header = json.loads(raw[16 : 16 + int.from_bytes(raw[12:16], "little")])
+    assert (header["num_samples"], header["num_blocks"]) == (8001, 3)  # small ones joined
+    tables = np.frombuffer(raw, "<i8", offset=len(raw) - 8 * (8002 + 8))
+    assert tables[:3].tolist() == [0, 10, 20] and tables[8001] == len(b"".join(members))
+    assert tables[8002:].reshape(4, 2).tolist() == [
+        [0, 0],
+        [sum(sizes[:2]), len(b"".join(members[:2]))],
+        [sum(sizes[:3]), len(b"".join(members[:3]))],
+        [sum(sizes), len(b"".join(members))],
+    ]
+    assert header["crc32"] == zlib.crc32(tables.tobytes())
+
+
+def forge(path: Path, table: list[list[int]]) -> None:
+    """Write a sidecar with other blocks that is sound in itself."""
+    file = stored(path)
+    found = index.load_index(file, jsonl.INDEXER, len(Dataset.from_path("a", path)))
+    forged = index.Index(found.offsets, np.array(table, np.int64))
+    sidecar = Path(next(index.sidecar_paths(file)))
+    header = encode_header(jsonl.INDEXER.origin(file), forged)
+    sidecar.write_bytes(header + b"".join(table.tobytes() for table in forged.tables))
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        [[0, 0], [-1, 20_000], [0, 0]],
+        [[0, 0], [0, 100], [0, 0]],
+        [[0, 1], [0, 0]],
+        [[1, 0], [0, 0]],
+        [[0, 0], [1, 0]],
+        [[0, 0]],
+    ],
+    ids=str,
+)
+def test_impossible_blocks_are_built_anew(tmp_path: Path, table: list[list[int]]) -> None:
+    path = write(tmp_path, ".gz", lines(0, 9000))
+    table[-1] = [path.stat().st_size + table[-1][0], len(lines(0, 9000)) + table[-1][1]]
+    forge(path, table)
+    dataset = Dataset.from_path("a", path)
+    with pytest.warns(StaleIndexWarning, match="its blocks are not ascending from 0"):
+        assert read(dataset, [8999]) == [{"id": 8999}]
+
+
+@BOTH
+def test_damaged_blocks_are_noticed_and_built_anew(tmp_path: Path, codec: str) -> None:
+    dataset = Dataset.from_path("a", write(tmp_path, codec, lines(0, 9000), lines(9000, 9009)))
+    (sidecar,) = tmp_path.glob(".*.zidx")
+    sidecar.write_bytes(flip(sidecar.read_bytes(), -1))
+    with pytest.warns(StaleIndexWarning, match="the checksum of its tables does not match"):
+        assert read(dataset, [9008]) == [{"id": 9008}]
+
+
+def test_an_index_of_the_layout_before_is_built_anew(tmp_path: Path) -> None:
+    path = write(tmp_path, ".gz", lines(0, 9))
+    dataset = Dataset.from_path("a", path)
+    (sidecar,) = tmp_path.glob(".*.zidx")
+    content = sidecar.read_bytes()
+    sidecar.write_bytes(content[:8] + b"\1" + content[9:])
+    with pytest.warns(StaleIndexWarning, match="its layout has version 1, 2 expected"):
+        assert len(Dataset.from_path("a", path)) == 9 == len(list(dataset))
+
+
+@pytest.mark.parametrize("at", [0, 5, 2000, 8999])
+@BOTH
+def test_blocks_that_are_possible_but_wrong_never_give_wrong_records(
+    tmp_path: Path, codec: str, at: int
+) -> None:
+    members = [lines(0, 3000), lines(3000, 6000), lines(6000, 9000)]
+    path = write(tmp_path, codec, *members)
+    ends = np.cumsum([[len(CODECS[codec](m)), len(m)] for m in members], axis=0).tolist()
+    wrong = [
+        [[0, 0], [ends[0][0], ends[0][1] + 1], *ends[1:]],
+        [[0, 0], [ends[0][0], ends[0][1] - 1], *ends[1:]],
+        [[0, 0], [ends[0][0] + 1, ends[0][1]], *ends[1:]],
+        [[0, 0], [ends[1][0], ends[0][1]], ends[2]],
+        [[0, 0], [ends[0][0], ends[1][1]], ends[2]],
+    ]
+    for table in wrong:
+        forge(path, table)
+        dataset = Dataset.from_path("a", path)
+        with closing(dataset.open(0)) as reader:
+            try:
+                assert reader.read(np.array([at])) == [{"id": at}]
+            except ZephonError as error:
+                assert "delete" in str(error)
+        Path(next(index.sidecar_paths(stored(path)))).unlink()
+
+
+# --- files of one large block --------------------------------------------------------------------
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Blocks are large from 100 bytes on; the codecs of the files that were decoded as a whole."""
+    seen: list[str] = []
+
+    def note(codec: str, *arguments: Any) -> Any:
+        seen.append(codec)
+        return blocks.decode(codec, *arguments)
+
+    monkeypatch.setattr(whole, "_LARGE_BLOCK_BYTES", 100)
+    monkeypatch.setattr(whole, "decode", note)
+    monkeypatch.setattr(whole, "_warned", False)
+    yield seen
+
+
+@BOTH
+def test_a_large_block_is_decoded_once_and_mapped_by_all(
+    tmp_path: Path, codec: str, large: list[str], cache: Path
+) -> None:
+    dataset = Dataset.from_path("a", write(tmp_path, codec, lines(0, 99), lines(99, 100)))
+    readers = [dataset.open(0) for _ in range(2)]
+    for reader in readers:
+        assert reader.read(np.array([99, 0, 50])) == [{"id": i} for i in (99, 0, 50)]
+    (entry,) = (cache / "decoded").glob("*.shard")
+    assert entry.read_bytes() == lines(0, 100)
+    assert Path("/proc/self/maps").read_text().count(str(entry)) == 2
+    for reader in readers:
+        reader.close()
+        reader.close()
+    assert str(entry) not in Path("/proc/self/maps").read_text()
+    assert dataset[7] == {"id": 7}
+    assert large == [codec]
+
+
+def test_another_file_under_the_same_name_is_decoded_anew(
+    tmp_path: Path, large: list[str], cache: Path
+) -> None:
+    for number in (5, 6):
+        path = write(tmp_path, ".gz", lines(number, number + 50))
+        os.utime(path, ns=(number, number))
+        for sidecar in tmp_path.glob(".*.zidx"):
+            sidecar.unlink()
+        assert Dataset.from_path("a", path)[0] == {"id": number}
+    assert large == [".gz", ".gz"]
+
+
+def test_workers_share_what_is_decoded(tmp_path: Path, large: list[str], cache: Path) -> None:
+    for shard in range(3):
+        ids = range(shard * 40, shard * 40 + 40)
+        write(tmp_path, (".gz", ".zst")[shard % 2], lines(ids.start, ids.stop), name=str(shard))
+    dataset = Dataset.from_path("a", tmp_path)
+    seen = []
+    for workers in (0, 2):
+        options = {"multiprocessing_context": "fork"} if workers else {}
+        with DataLoader(dataset, 8, shuffle=True, num_workers=workers, **options) as loader:
+            seen.append([batch["id"].tolist() for batch in loader])
+    assert seen[0] == seen[1] and sorted(i for batch in seen[0] for i in batch) == list(range(120))
+    assert len(list((cache / "decoded").glob("*.shard"))) == 3
+
+
+@pytest.mark.parametrize("limit", ["0", "500", "1500"])
+@BOTH
+def test_without_room_it_is_decoded_as_it_is_read_and_one_warning_says_so(
+    tmp_path: Path,
+    codec: str,
+    limit: str,
+    large: list[str],
+    small: None,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ZEPHON_DECODED_LIMIT", limit)
+    for name in ("a", "b"):
+        write(tmp_path, codec, lines(0, 100), name=name)
+    dataset = Dataset.from_path("a", tmp_path)
+    kept = dataset.open(0) if limit == "1500" else None  # as long as it is held there is no room
+    with pytest.warns(whole.SlowDecodingWarning, match=rf"b.jsonl{codec}'.*\({int(limit):,} bytes"):
+        reader = dataset.open(1)
+    order = np.random.default_rng(3).permutation(100)
+    for start in range(0, 100, 9):
+        found = reader.read(order[start : start + 9])
+        assert [sample["id"] for sample in found] == order[start : start + 9].tolist()
+    dataset.open(1).close()  # a second warning would fail
+    reader.close()
+    if kept is not None:
+        kept.close()
+        dataset.open(1).close()
+    assert large == [codec] * (2 if kept else 0)
+
+
+def test_a_cache_folder_that_cannot_be_used_is_named_in_the_warning(
+    tmp_path: Path, large: list[str], cache: Path
+) -> None:
+    (cache / "decoded").write_text("a file where the folder would be")
+    dataset = Dataset.from_path("a", write(tmp_path, ".gz", lines(0, 100)))
+    with pytest.warns(whole.SlowDecodingWarning, match=f"{cache}/decoded' cannot be used"):
+        assert dataset[99] == {"id": 99}
+
+
+def test_a_limit_that_is_no_number_is_refused(
+    tmp_path: Path, large: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZEPHON_DECODED_LIMIT", "16GB")
+    dataset = Dataset.from_path("a", write(tmp_path, ".gz", lines(0, 100)))
+    with pytest.raises(ConfigurationError, match="ZEPHON_DECODED_LIMIT must be a number of bytes"):
+        dataset.open(0)
+
+
+@BOTH
+def test_a_large_block_that_is_damaged_since_is_refused(
+    tmp_path: Path, codec: str, large: list[str], cache: Path
+) -> None:
+    path = write(tmp_path, codec, lines(0, 100))
+    dataset, stamp = Dataset.from_path("a", path), path.stat().st_mtime_ns
+    path.write_bytes(flip(path.read_bytes(), -8))
+    os.utime(path, ns=(stamp, stamp))
+    with pytest.raises(DatasetError, match=f"'{path}' cannot be decoded: .*damaged"):
+        dataset.open(0)
+    assert not list((cache / "decoded").glob("*.*rt"))
+    (tmp_path / "gone").mkdir()
+    path.rename(tmp_path / "gone" / path.name)
+    with pytest.raises(DatasetError, match="is gone since the dataset was made"):
+        dataset.open(0)

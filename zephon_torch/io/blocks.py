@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from zephon_torch.io.codecs import Compressed, open_decoder
-from zephon_torch.io.files import BLOCK_BYTES, StoredFile
+from zephon_torch.io.files import BLOCK_BYTES
 from zephon_torch.io.sidecar import Blocks
 
 _MIN_BLOCK_BYTES = 32 << 10  # decoded; a block of bgzip, 64 KiB, stays one
@@ -19,28 +19,22 @@ _STEP_BYTES = 256 << 10
 
 
 def decode(
-    file: StoredFile, codec: str, advance: Callable[[int], object]
+    codec: str, read: Callable[[int, int], bytes], num_bytes: int
 ) -> Iterator[tuple[bytes, int]]:
     """Decode a whole file in bounded steps.
 
     Args:
-        file: The file.
         codec: Its compression.
-        advance: Called with the size of each part that was read.
+        read: Returns bytes [start, stop) of it.
+        num_bytes: Its size.
 
     Yields:
         Some decoded bytes of one member, and the position of that member in the file.
 
     Raises:
         CodecError: The file is cut short, damaged or not of this codec.
-        DatasetError: It changed meanwhile.
     """
-
-    def read(start: int, stop: int) -> bytes:
-        advance(stop - start)
-        return file.read(start, stop)
-
-    decoder = open_decoder(codec, Compressed(read, 0, file.num_bytes, BLOCK_BYTES))
+    decoder = open_decoder(codec, Compressed(read, 0, num_bytes, BLOCK_BYTES))
     while part := decoder.read(_STEP_BYTES):
         yield part, decoder.start
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import OrderedDict
-from typing import Generic, NoReturn, TypeVar
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +19,8 @@ from zephon_torch.io.codecs import CodecError, Compressed, Decoder, codec_of, op
 from zephon_torch.io.files import StoredFile
 from zephon_torch.io.index import Blocks
 from zephon_torch.io.ranges import Ranges
+from zephon_torch.io.recent import Recent
+from zephon_torch.io.whole import open_whole
 
 # Small, so that a thread keeps one for each of the readers that it may have open.
 PIECE_BYTES = 256 << 10
@@ -28,7 +29,6 @@ _MAX_DECODERS_BYTES = 128 << 20  # per thread
 _STEP_BYTES = 1 << 20  # of a large block that are read at once
 _MAX_AHEAD_BYTES = 16 << 20  # of small blocks that are requested at once
 
-_T = TypeVar("_T")
 _tokens = itertools.count()
 
 
@@ -42,7 +42,14 @@ def open_decoded(file: StoredFile, compressed: Ranges, blocks: Blocks) -> Ranges
     """
     codec = codec_of(file.path)
     assert codec is not None
-    return DecodedRanges(file, codec, compressed, blocks)
+    try:
+        whole = open_whole(file, codec, compressed, blocks)
+    except CodecError as error:
+        _refuse(file, str(error))
+    if whole is None:
+        return DecodedRanges(file, codec, compressed, blocks)
+    compressed.close()
+    return whole
 
 
 class DecodedRanges:
@@ -75,7 +82,7 @@ class DecodedRanges:
         try:
             self._fill(parts, order, starts[order], stops[order])
         except CodecError as error:
-            self._refuse(str(error))
+            _refuse(self._file, str(error))
         finally:
             self._ahead, self._ahead_stop = {}, 0
         return parts
@@ -144,7 +151,7 @@ class DecodedRanges:
         if at * PIECE_BYTES < num_bytes:
             _held.decoders.put((self._token,), (block, at, decoder), decoder.num_bytes)
         elif decoder.read(1):  # also compares the checksum at the end
-            self._refuse("the index does not fit")
+            _refuse(self._file, "the index does not fit")
         return piece
 
     def _next_piece(self, decoder: Decoder, num_bytes: int) -> bytes:
@@ -153,7 +160,7 @@ class DecodedRanges:
             parts.append(part)
             left -= len(part)
         if left:
-            self._refuse("the index does not fit")
+            _refuse(self._file, "the index does not fit")
         return b"".join(parts)
 
     def _decoder(self, block: int, number: int) -> tuple[Decoder, int]:
@@ -183,53 +190,12 @@ class DecodedRanges:
         self._ahead = dict(zip(chosen.tolist(), parts, strict=True))
         self._ahead_stop = int(blocks[-1]) + 1
 
-    def _refuse(self, reason: str) -> NoReturn:
-        raise DatasetError(
-            f"{self._file.url!r} cannot be decoded: {reason}; it was sound when its index was "
-            "built: restore the file, or delete its index and make the dataset anew"
-        ) from None
 
-
-class Recent(Generic[_T]):
-    """Values by key; the least recently used go when all are larger than a limit, but for one.
-
-    Args:
-        limit_bytes: For the sum of what `put` is told.
-    """
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
-        self._num_bytes = 0
-        self._held: OrderedDict[tuple[int, ...], tuple[_T, int]] = OrderedDict()
-
-    def get(self, key: tuple[int, ...]) -> _T | None:
-        """Return a value, as the most recently used, or None."""
-        if key not in self._held:
-            return None
-        self._held.move_to_end(key)
-        return self._held[key][0]
-
-    def put(self, key: tuple[int, ...], value: _T, num_bytes: int) -> None:
-        """Keep a value, for now."""
-        self.pop(key)
-        self._held[key] = (value, num_bytes)
-        self._num_bytes += num_bytes
-        while self._num_bytes > self._limit_bytes and len(self._held) > 1:
-            self.pop(next(iter(self._held)))
-
-    def pop(self, key: tuple[int, ...]) -> _T | None:
-        """Take a value out, None if it is not there."""
-        value, num_bytes = self._held.pop(key, (None, 0))
-        self._num_bytes -= num_bytes
-        return value
-
-    def drop(self, first: int) -> None:
-        """Forget all keys that begin so."""
-        for key in [key for key in self._held if key[0] == first]:
-            self.pop(key)
-
-    def __contains__(self, key: tuple[int, ...]) -> bool:
-        return key in self._held
+def _refuse(file: StoredFile, reason: str) -> NoReturn:
+    raise DatasetError(
+        f"{file.url!r} cannot be decoded: {reason}; it was sound when its index was built: restore "
+        "the file, or delete its index and make the dataset anew"
+    ) from None
 
 
 class _Held(threading.local):

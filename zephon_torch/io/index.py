@@ -44,6 +44,7 @@ __all__ = [
     "StaleIndexWarning",
     "UnsavedIndexWarning",
     "build",
+    "cache_folder",
     "load",
     "load_index",
     "sidecar_paths",
@@ -142,10 +143,11 @@ def sidecar_paths(file: StoredFile) -> Iterator[str]:
         folder, name = os.path.split(local)
         yield os.path.join(folder, f".{name}.zidx")
     digest = hashlib.sha256(os.fsencode(file.storage.identity(file.path))).hexdigest()
-    yield os.path.join(_cache_folder(), f"{digest}.zidx")
+    yield os.path.join(cache_folder(), f"{digest}.zidx")
 
 
-def _cache_folder() -> str:
+def cache_folder() -> str:
+    """Where this package keeps what it cannot keep beside the data; an absolute path."""
     if folder := os.environ.get("ZEPHON_CACHE_DIR"):
         return os.path.abspath(folder)
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
@@ -229,7 +231,7 @@ def _keep_unsaved(file: StoredFile, indexer: Indexer, index: Index) -> None:
     if not _unsaved:
         warnings.warn(
             f"the index of {file.url!r} can be written neither beside it nor to "
-            f"{_cache_folder()!r}: every process will build it again; point ZEPHON_CACHE_DIR to a "
+            f"{cache_folder()!r}: every process will build it again; point ZEPHON_CACHE_DIR to a "
             "folder that can be written",
             UnsavedIndexWarning,
             stacklevel=2,

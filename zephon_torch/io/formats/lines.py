@@ -56,20 +56,23 @@ def find_decoded_lines(file: StoredFile, codec: str, advance: Advance) -> Index:
     Raises:
         DatasetError: The file is cut short, damaged or not of this codec.
     """
+
+    def read(start: int, stop: int) -> bytes:
+        advance(stop - start)
+        return file.read(start, stop)
+
     scanner, blocks, num_sound = LineScanner(), BlockTable(), 0
     try:
-        for part, start in decode(file, codec, advance):
+        for part, start in decode(codec, read, file.num_bytes):
             if blocks.add(start, len(part)):
                 num_sound = scanner.num_found
             scanner.feed(np.frombuffer(part, np.uint8))
     except CodecError as error:
         all_is_good = error.is_cut or error.start != blocks.member
         num_good = scanner.num_found if all_is_good else num_sound
-        last = (
-            f"the last good record is {num_good - 1}" if num_good else "no record before is whole"
-        )
+        good = f"the last good record is {num_good - 1}" if num_good else "no record before is good"
         raise DatasetError(
-            f"{file.url!r} cannot be decoded: {error}; {last}. Restore the file or move it away"
+            f"{file.url!r} cannot be decoded: {error}; {good}. Restore the file or move it away"
         ) from None
     return Index(scanner.finish(), blocks.finish(file.num_bytes))
 
