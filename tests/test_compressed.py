@@ -285,6 +285,15 @@ def test_what_is_not_the_codec_is_refused_in_words(
 
 
 @BOTH
+def test_a_compressed_file_that_is_named_as_if_it_were_not_is_refused(
+    tmp_path: Path, codec: str
+) -> None:
+    path = write(tmp_path, codec, lines(0, 3)).rename(tmp_path / "a.jsonl")
+    with pytest.raises(DatasetError, match=f"a.jsonl' is compressed: .* extension '{codec}'"):
+        Dataset.from_path("a", path)
+
+
+@BOTH
 def test_a_bad_record_is_named_by_its_line_in_the_decoded_bytes(tmp_path: Path, codec: str) -> None:
     path = write(tmp_path, codec, b"\n1\n\n2\n{", b"]\n4\n")
     dataset = Dataset.from_path("web", path)

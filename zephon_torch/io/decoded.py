@@ -186,9 +186,11 @@ class DecodedRanges:
         blocks, sizes = blocks[:count], sizes[:count]
         is_new = [(self._token, number, 0) not in _held.pieces for number in blocks.tolist()]
         chosen = blocks[(sizes <= _STEP_BYTES) & np.array(is_new, np.bool_)]
-        parts = self._compressed.read(self._blocks[chosen, 0], self._blocks[chosen + 1, 0])
-        self._ahead = dict(zip(chosen.tolist(), parts, strict=True))
         self._ahead_stop = int(blocks[-1]) + 1
+        self._ahead = {}
+        if len(chosen):
+            parts = self._compressed.read(self._blocks[chosen, 0], self._blocks[chosen + 1, 0])
+            self._ahead = dict(zip(chosen.tolist(), parts, strict=True))
 
 
 def _refuse(file: StoredFile, reason: str) -> NoReturn:

@@ -16,6 +16,8 @@ CODECS = {
     ".zst": "zephon_torch.io.codecs.zstd",
 }
 
+MAGICS = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd"}
+
 
 class CodecError(Exception):
     """Why bytes cannot be decoded, in words; never leaves this package.
@@ -100,6 +102,11 @@ def codec_of(path: str) -> str | None:
     """Return the extension of compression that a path ends with, None without one. Pure."""
     lower = path.lower()
     return next((extension for extension in CODECS if lower.endswith(extension)), None)
+
+
+def codec_in(head: bytes) -> str | None:
+    """Return the extension of compression that the first bytes of a file tell of. Pure."""
+    return next((codec for codec, magic in MAGICS.items() if head.startswith(magic)), None)
 
 
 def check_codec(codec: str) -> None:

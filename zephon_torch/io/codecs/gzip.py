@@ -8,9 +8,9 @@ from __future__ import annotations
 import zlib
 from typing import Any, NoReturn
 
-from zephon_torch.io.codecs import CodecError, Compressed
+from zephon_torch.io.codecs import MAGICS, CodecError, Compressed
 
-_MAGIC = b"\x1f\x8b"
+_MAGIC = MAGICS[".gz"]
 _WITH_GZIP_HEADER = 16 + zlib.MAX_WBITS
 _INPUT_BYTES = 64 << 10
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from zephon_torch.extras import require
-from zephon_torch.io.codecs import CodecError, Compressed
+from zephon_torch.io.codecs import MAGICS, CodecError, Compressed
 
-_MAGIC = b"\x28\xb5\x2f\xfd"
+_MAGIC = MAGICS[".zst"]
 _SKIPPABLE_MAGICS = range(0x184D2A50, 0x184D2A60)
 _MAX_HEADER_BYTES = 18
 _BLOCK_HEADER_BYTES = 3

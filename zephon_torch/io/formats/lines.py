@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from zephon_torch.errors import DatasetError
 from zephon_torch.io.blocks import BlockTable, decode
-from zephon_torch.io.codecs import CodecError
+from zephon_torch.io.codecs import CodecError, codec_in
 from zephon_torch.io.files import BLOCK_BYTES, StoredFile
 from zephon_torch.io.index import Advance, Index
 from zephon_torch.io.ranges import Ranges
@@ -39,7 +39,9 @@ def find_lines(
         int64[num_lines + 1]: where each starts, then the size of the file.
     """
     scanner = LineScanner()
-    for block in file.blocks(block_bytes):
+    for number, block in enumerate(file.blocks(block_bytes)):
+        if not number and (codec := codec_in(block)) is not None:
+            raise DatasetError(f"{file.url!r} is compressed: give it the extension {codec!r}")
         scanner.feed(np.frombuffer(block, np.uint8))
         advance(len(block))
     return scanner.finish()
