@@ -73,7 +73,7 @@ class Decoder:
         except zlib.error as error:
             reason = str(error).partition(": ")[2] or str(error)
             raise CodecError(f"{self._where()} is damaged ({reason})", self.start) from None
-        # At the end of a member the unconsumed tail may be what it was before, or not.
+        # At the end of a member either or both hold the rest.
         is_end = self._member.eof
         rest = self._member.unused_data if is_end else self._member.unconsumed_tail
         self._source.position -= len(rest)
