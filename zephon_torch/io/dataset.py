@@ -20,7 +20,9 @@ import numpy.typing as npt
 
 from zephon_torch.errors import ConfigurationError
 from zephon_torch.io.content import Content, FileContent, ObjectContent
+from zephon_torch.io.copies import ShardCopies
 from zephon_torch.io.discovery import count_samples, find_shards
+from zephon_torch.io.files import StoredFile
 from zephon_torch.io.fingerprint import fingerprint
 from zephon_torch.io.formats import make_options
 from zephon_torch.io.formats.reader import Reader, Samples, samples_of
@@ -184,14 +186,22 @@ class Dataset:
         path = self.shards.path(self._check_shard(shard))
         return self._content.place(self.name, path, shard)
 
-    def open(self, shard: int) -> Reader:
+    def remote_file(self, shard: int) -> StoredFile | None:
+        """The file of a shard that lies on another machine; None for any other."""
+        return self._content.remote_file(self.shards, self._check_shard(shard))
+
+    def open(self, shard: int, copies: ShardCopies | None = None) -> Reader:
         """Open one shard for this process; close the reader after use.
+
+        Args:
+            shard: its number.
+            copies: where a remote shard is copied to before it is read.
 
         Raises:
             IndexError: No such shard.
             DatasetError: The file is gone or changed, or its index does not fit.
         """
-        return self._content.open(self.name, self.shards, self._check_shard(shard))
+        return self._content.open(self.name, self.shards, self._check_shard(shard), copies)
 
     def __len__(self) -> int:
         return self.num_samples

@@ -175,11 +175,12 @@ class RemoteStorage(Storage):
         for delay in (*retries.DELAYS[: tries - 1], None):
             try:
                 return ask(*self._resolve(path))
-            except FileNotFoundError:
-                raise FileNotFoundError(errno.ENOENT, "no such file", self.url(path)) from None
             except ZephonError:
                 raise
-            except Exception as error:
+            except Exception as raised:
+                error = retries.behind(raised)
+                if isinstance(error, FileNotFoundError):
+                    raise FileNotFoundError(errno.ENOENT, "no such file", self.url(path)) from None
                 if not retries.is_passing(error):
                     raise retries.failure(self.url(path), error, 1, self.options) from None
                 if delay is None:
