@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from zephon_torch.io.copies import ShardCopies
 from zephon_torch.io.files import Storage, StoredFile
 from zephon_torch.io.formats import FormatOptions, load_format
 from zephon_torch.io.formats.memory import MemoryReader
 from zephon_torch.io.formats.reader import Reader
 from zephon_torch.io.shards import ShardTable
+
+# Opens a remote file, given what opens any file of its format.
+Through: TypeAlias = Callable[[StoredFile, Callable[[StoredFile], Reader]], Reader]
+
+
+def directly(file: StoredFile, open_file: Callable[[StoredFile], Reader]) -> Reader:
+    """Open a remote file where it is."""
+    return open_file(file)
 
 
 class Content(Protocol):
@@ -32,10 +40,8 @@ class Content(Protocol):
         """Return a shard that is a file of another machine, None where it is not."""
         ...
 
-    def open(
-        self, dataset: str, shards: ShardTable, shard: int, copies: ShardCopies | None
-    ) -> Reader:
-        """Open a shard; `dataset` is the name for messages, `copies` are those of remote files."""
+    def open(self, dataset: str, shards: ShardTable, shard: int, through: Through) -> Reader:
+        """Open a shard; `dataset` is the name for messages."""
         ...
 
 
@@ -62,9 +68,7 @@ class FileContent:
         file = self._file(shards, shard)
         return file if file.local_path is None else None
 
-    def open(
-        self, dataset: str, shards: ShardTable, shard: int, copies: ShardCopies | None
-    ) -> Reader:
+    def open(self, dataset: str, shards: ShardTable, shard: int, through: Through) -> Reader:
         """Open a file through its format."""
         module, num_samples = load_format(self.format), int(shards.num_samples[shard])
 
@@ -72,9 +76,7 @@ class FileContent:
             return module.open_reader(file, self.options, dataset, num_samples)
 
         file = self._file(shards, shard)
-        if copies is None or file.local_path is not None:
-            return open_file(file)
-        return copies.open(file, open_file)
+        return open_file(file) if file.local_path is not None else through(file, open_file)
 
     def _file(self, shards: ShardTable, shard: int) -> StoredFile:
         num_bytes, stamp = int(shards.num_bytes[shard]), int(self.stamps[shard])
@@ -95,9 +97,7 @@ class ObjectContent:
     def remote_file(self, shards: ShardTable, shard: int) -> None:
         """Return None: it is no file."""
 
-    def open(
-        self, dataset: str, shards: ShardTable, shard: int, copies: ShardCopies | None
-    ) -> Reader:
+    def open(self, dataset: str, shards: ShardTable, shard: int, through: Through) -> Reader:
         """Return a reader of the shard's part of the object."""
         num_samples = int(shards.num_samples[shard])
         start = int(shards.stops[shard]) - num_samples

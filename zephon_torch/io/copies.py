@@ -57,15 +57,22 @@ class ShardCopies:
     def __reduce__(self) -> tuple[Any, ...]:
         return ShardCopies, (self.cache, self.stats)
 
-    def open(self, file: StoredFile, open_file: Callable[[StoredFile], Reader]) -> Reader:
+    def open(
+        self,
+        file: StoredFile,
+        open_file: Callable[[StoredFile], Reader],
+        make_way: Callable[[], bool],
+    ) -> Reader:
         """Open a remote file through its copy, or itself where there is no room for one.
 
         Args:
             file: the file.
             open_file: opens any file of its format.
+            make_way: closes another reader that can be spared; False where there is none.
         """
         begun = time.perf_counter()
-        held = self.hold(file)
+        while (held := self.hold(file)) is None and make_way():
+            pass
         with self._lock:
             self.stats.hits += held is not None and not held.is_new
             self.stats.wait_seconds += time.perf_counter() - begun

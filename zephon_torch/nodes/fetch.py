@@ -11,15 +11,17 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from zephon_torch.errors import RecordError, WorkerError
+from zephon_torch.io.content import directly
 from zephon_torch.io.copies import CopyReader, ShardCopies
 from zephon_torch.io.dataset import Dataset, Reader, Samples, samples_of
+from zephon_torch.io.files import StoredFile
 from zephon_torch.work.permutation import Int64Array
 from zephon_torch.work.plan import Pointers
 
@@ -96,7 +98,8 @@ class Fetcher:
         key = (dataset, shard)
         reader = readers.get(key)
         if reader is None:
-            reader = self.datasets[dataset].open(shard, self.copies)
+            through = directly if self.copies is None else self._open_copy
+            reader = self.datasets[dataset].open(shard, through)
             readers[key] = reader
             if len(readers) > _MAX_OPEN:
                 readers.popitem(last=False)[1].close()
@@ -105,6 +108,10 @@ class Fetcher:
         if isinstance(reader, CopyReader):
             self._open.note_use(key)
         return reader
+
+    def _open_copy(self, file: StoredFile, open_file: Callable[[StoredFile], Reader]) -> Reader:
+        assert self.copies is not None
+        return self.copies.open(file, open_file, self._open.make_way)
 
 
 class _OpenReaders(threading.local):
@@ -128,12 +135,23 @@ class _OpenReaders(threading.local):
 
     def close_idle(self) -> None:
         """Begin another call; close readers of copies that the last ones did not use."""
-        readers = self.of_this_process()
+        self.of_this_process()
         self._calls += 1
-        while self._used and self._calls - next(iter(self._used.values())) > _MAX_IDLE_CALLS:
-            key, _ = self._used.popitem(last=False)
-            if key in readers:
-                readers.pop(key).close()
+        while self._close_unused(_MAX_IDLE_CALLS):
+            pass
+
+    def make_way(self) -> bool:
+        """Close a reader of a copy that neither this call nor the one before it used."""
+        return self._close_unused(1)
+
+    def _close_unused(self, num_calls: int) -> bool:
+        if not self._used or self._calls - next(iter(self._used.values())) <= num_calls:
+            return False
+        key, _ = self._used.popitem(last=False)
+        reader = self._readers.pop(key, None)
+        if reader is not None:
+            reader.close()
+        return True
 
     def close(self) -> None:
         for reader in self.of_this_process().values():
