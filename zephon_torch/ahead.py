@@ -45,7 +45,6 @@ class Ahead:
         self._datasets = datasets
         ranks_here = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))  # torchrun's
         self._window = _Window(copies, copies.cache.limit_bytes // (2 * ranks_here))
-        self._pid = os.getpid()
         self._end = weakref.finalize(self, _end, self._window)  # also when the interpreter exits
 
     def look_at(self, items: Iterator[WorkItem]) -> Iterator[WorkItem]:
@@ -65,17 +64,16 @@ class Ahead:
     @property
     def is_full(self) -> bool:
         """Whether there is no room to look further ahead."""
-        return self._pid != os.getpid() or self._window.is_full
+        return self._window.is_full or self._window.is_inherited
 
     def reached(self, item: WorkItem) -> None:
         """Let go of what only items up to this one need."""
-        if self._pid == os.getpid():  # a forked child has no threads and holds nothing
+        if not self._window.is_inherited:
             self._window.release(item.stop)
 
     def close(self) -> None:
         """Give up what is being copied, let all go and end the threads."""
-        if self._pid == os.getpid():
-            self._end()
+        self._end()
 
 
 @dataclass(slots=True)
@@ -98,6 +96,12 @@ class _Window:
     queue: deque[_Wanted] = field(default_factory=deque)
     threads: list[threading.Thread] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
+    pid: int = field(default_factory=os.getpid)
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this is a forked child: without threads, and possibly locked for ever."""
+        return self.pid != os.getpid()
 
     def extend(self, key: _Key, until: int) -> bool:
         """Note that a shard is needed longer; False where it is not wanted yet."""
@@ -188,6 +192,8 @@ def _work(window: _Window) -> None:
 
 
 def _end(window: _Window) -> None:
+    if window.is_inherited:
+        return
     with window.changed:
         window.is_closed = True
         window.changed.notify_all()

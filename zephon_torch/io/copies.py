@@ -2,12 +2,14 @@
 
 A copy is known by the URL, size and stamp (ETag or time) of the file when its dataset was made, so
 it needs no request to be used again, and is never used for another version. It is made in blocks,
-each of them retried by itself; the file is compared with its stamp before and after. Files of which
-the store tells neither ETag nor time are not copied, for a copy could be of another version.
+each of them retried by itself; after the last one the file is compared with its size and stamp.
+Files of which the store tells neither ETag nor time are not copied, for a copy could be of another
+version. Checksums are not compared: what an ETag is made of differs from store to store.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +23,14 @@ from zephon_torch.io.cache import Held, ShardCache
 from zephon_torch.io.files import FileInfo, Kind, Storage, StoredFile
 from zephon_torch.io.formats.reader import Reader, Samples
 from zephon_torch.io.local import LocalStorage
+
+# Held while something is counted, and during a fork, so that no child inherits it locked.
+_counting = threading.Lock()
+os.register_at_fork(
+    before=_counting.acquire,
+    after_in_parent=_counting.release,
+    after_in_child=_counting.release,
+)
 
 
 @dataclass(slots=True)
@@ -52,7 +62,6 @@ class ShardCopies:
 
     def __init__(self, cache: ShardCache, stats: CacheStats | None = None) -> None:
         self.cache, self.stats = cache, CacheStats() if stats is None else stats
-        self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ShardCopies, (self.cache, self.stats)
@@ -73,7 +82,7 @@ class ShardCopies:
         begun = time.perf_counter()
         while (held := self.hold(file)) is None and make_way():
             pass
-        with self._lock:
+        with _counting:
             self.stats.hits += held is not None and not held.is_new
             self.stats.wait_seconds += time.perf_counter() - begun
         if held is None:
@@ -104,13 +113,13 @@ class ShardCopies:
         except _GivenUpError:
             return None
         if held is not None and held.is_new:
-            with self._lock:
+            with _counting:
                 self.stats.downloads += 1
                 self.stats.downloaded_bytes += file.num_bytes
         return held
 
     def _count_bypassed(self) -> None:
-        with self._lock:
+        with _counting:
             self.stats.bypassed += 1
 
 
@@ -149,7 +158,6 @@ class _GivenUpError(Exception):
 
 
 def _copy(file: StoredFile, stream: BinaryIO, is_wanted: Callable[[], bool]) -> None:
-    file.check_unchanged()
     for block in file.blocks():
         stream.write(block)
         if not is_wanted():

@@ -13,7 +13,7 @@ from zephon_torch.errors import DatasetError
 
 # Seconds before the second try and so on. Always the same: so many processes never ask at once
 # that they would have to be spread by chance.
-DELAYS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+DELAYS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
 
 # Their packages try again by themselves.
 _RETRY_THEMSELVES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl"}
