@@ -136,23 +136,25 @@ class ShardCache:
 
     def _make(self, entry: str, part: str, num_bytes: int, make: Make) -> FileLock | None:
         """Make an entry, pinned; None where somebody else was at it: look again."""
-        lock = FileLock(part, create=True)
-        if not lock.try_exclusive():
-            lock.shared()  # until its maker is done, has given up, or is dead
-        elif lock.is_at(part):
-            try:
-                if not _has_size(entry, num_bytes):  # it may have come since
-                    self._fill(lock, part, num_bytes, make)
-                    with self._locked():  # whoever makes room sees it under one name
-                        os.replace(part, entry)
-            finally:
-                if lock.is_at(part):
-                    os.unlink(part)
-            lock.shared()
-            if lock.is_at(entry):
-                return lock
-        lock.close()
-        return None
+        lock, is_kept = FileLock(part, create=True), False
+        try:
+            if not lock.try_exclusive():
+                lock.shared()  # until its maker is done, has given up, or is dead
+            elif lock.is_at(part):
+                try:
+                    if not _has_size(entry, num_bytes):  # it may have come since
+                        self._fill(lock, part, num_bytes, make)
+                        with self._locked():  # whoever makes room sees it under one name
+                            os.replace(part, entry)
+                finally:
+                    if lock.is_at(part):
+                        os.unlink(part)
+                lock.shared()
+                is_kept = lock.is_at(entry)
+            return lock if is_kept else None
+        finally:
+            if not is_kept:  # at once: others wait for it
+                lock.close()
 
     def _fill(self, lock: FileLock, part: str, num_bytes: int, make: Make) -> None:
         with self._locked():

@@ -139,7 +139,7 @@ def load_index(file: StoredFile, indexer: Indexer, num_samples: int) -> Index:
 
 def sidecar_paths(file: StoredFile) -> Iterator[str]:
     """Where a sidecar of this file may lie, best place first; mostly only the first is wanted."""
-    if (local := file.local_path) is not None:
+    if (local := file.storage.own_path(file.path)) is not None:
         folder, name = os.path.split(local)
         yield os.path.join(folder, f".{name}.zidx")
     digest = hashlib.sha256(os.fsencode(file.storage.identity(file.path))).hexdigest()
@@ -208,7 +208,7 @@ def _save(file: StoredFile, origin: Origin, index: Index) -> bool:
 
 def _mode(file: StoredFile) -> int:
     """Whoever may read the shard may read its index: temporary files are private otherwise."""
-    local = file.local_path
+    local = file.storage.own_path(file.path)
     return 0o600 if local is None else 0o600 | (os.stat(local).st_mode & 0o666)
 
 

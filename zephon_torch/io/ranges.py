@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import time
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +17,10 @@ import numpy.typing as npt
 
 from zephon_torch.errors import DatasetError
 from zephon_torch.io.files import StoredFile
+
+# A remote file that is replaced while a reader is open is noticed within this time. Asking at each
+# read would double the requests.
+_TRUSTED_SECONDS = 60.0
 
 
 class Ranges(Protocol):
@@ -75,6 +80,7 @@ class RequestedFile:
     def __init__(self, file: StoredFile) -> None:
         self._file: StoredFile = file
         self._is_closed = False
+        self._checked = time.monotonic()
 
     def read(self, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> list[bytes]:
         """Request the ranges."""
@@ -84,6 +90,9 @@ class RequestedFile:
         for part, start, stop in zip(parts, starts.tolist(), stops.tolist(), strict=True):
             if len(part) != stop - start:
                 _check_size(self._file, start + len(part))
+        if time.monotonic() > self._checked + _TRUSTED_SECONDS:
+            self._file.check_unchanged()  # behind the reads: what is returned was read before it
+            self._checked = time.monotonic()
         return parts
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from zephon_torch.errors import DatasetError
 
 # Seconds before the second try and so on. Always the same: so many processes never ask at once
 # that they would have to be spread by chance.
-DELAYS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+DELAYS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
 
 # Their packages try again by themselves.
 _RETRY_THEMSELVES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl"}
@@ -55,9 +55,18 @@ def is_passing(error: BaseException) -> bool:
     return any(kind.__name__ in _PASSING_TYPES for kind in type(error).__mro__)
 
 
+def behind(error: Exception) -> Exception:
+    """What really failed: fsspec's web client says of any failure that there is no such file."""
+    cause = error.__cause__
+    if not isinstance(error, FileNotFoundError) or not isinstance(cause, Exception):
+        return error
+    is_absence = _status(cause) in (None, 404, 410) and not is_passing(cause)
+    return error if is_absence else cause
+
+
 def is_past_the_end(error: BaseException) -> bool:
     """Whether a range was asked for that begins behind the end of the file."""
-    return _status(error) == _RANGE_NOT_SATISFIABLE or "range is not satisfiable" in str(error)
+    return _status(error) == _RANGE_NOT_SATISFIABLE or "InvalidRange" in str(error)
 
 
 def extra_of(url: str) -> str | None:

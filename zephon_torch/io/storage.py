@@ -37,6 +37,7 @@ _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.:-]*)://(?P<root>.*)", re.DOT
 _USER_INFO = re.compile(r"://[^/@]*@")
 # Two ranges closer than this are one request: a request costs more than the bytes between them.
 _MERGE_GAP_BYTES = 64 << 10
+_WEB = ("http", "https")
 
 _T = TypeVar("_T")
 
@@ -66,7 +67,7 @@ def connect(path: str, storage_options: Mapping[str, Any] | None = None) -> Stor
         literal = os.path.exists(root)
         return LocalStorage(os.path.abspath(root if literal else urllib.parse.unquote(root)))
     # What follows the path (a query, the rest of a chained URL) stays behind every path below it.
-    cut = root.find("?") if scheme in ("http", "https") else root.find("::")
+    cut = root.find("?") if scheme in _WEB else root.find("::")
     root, tail = (root, "") if cut < 0 else (root[:cut], root[cut:])
     return RemoteStorage(root.rstrip("/"), scheme, tail, dict(storage_options or {}))
 
@@ -152,10 +153,13 @@ class RemoteStorage(Storage):
         """Return the file system of this process and the path in its own spelling."""
         import fsspec.core
 
-        url = f"{self.scheme}://{self._join(path)}{self.tail}"
+        url, options = f"{self.scheme}://{self._join(path)}{self.tail}", self.options
+        if self.scheme in _WEB:  # ranges are those of the file itself, never of a compressed form
+            plain = {"Accept-Encoding": "identity"}
+            options = options | {"headers": plain | dict(options.get("headers", {}))}
         try:
             with _resolving:
-                fs, full = fsspec.core.url_to_fs(url, **self.options)
+                fs, full = fsspec.core.url_to_fs(url, **options)
         except ImportError as error:
             extra = retries.extra_of(url)
             remedy = f": pip install 'zephon-torch[{extra}]'" if extra else ""
@@ -175,11 +179,12 @@ class RemoteStorage(Storage):
         for delay in (*retries.DELAYS[: tries - 1], None):
             try:
                 return ask(*self._resolve(path))
-            except FileNotFoundError:
-                raise FileNotFoundError(errno.ENOENT, "no such file", self.url(path)) from None
             except ZephonError:
                 raise
-            except Exception as error:
+            except Exception as raised:
+                error = retries.behind(raised)
+                if isinstance(error, FileNotFoundError):
+                    raise FileNotFoundError(errno.ENOENT, "no such file", self.url(path)) from None
                 if not retries.is_passing(error):
                     raise retries.failure(self.url(path), error, 1, self.options) from None
                 if delay is None:
