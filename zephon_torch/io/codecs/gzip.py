@@ -39,17 +39,22 @@ class Decoder:
     def _begin(self) -> bool:
         """Go to the next member; False at the end."""
         is_first = self._source.position == self._first
-        if not is_first:
+        magic = self._peek()
+        if magic != _MAGIC and not is_first:
             self._skip_padding()
+            magic = self._peek()
         self.start = self._source.position
-        magic = self._source.take(len(_MAGIC))
-        self._source.position = self.start
         if not magic and not is_first:
             return False
         if not magic or not _MAGIC.startswith(magic):
             self._refuse(magic, is_first)
         self._member = zlib.decompressobj(_WITH_GZIP_HEADER)
         return True
+
+    def _peek(self) -> bytes:
+        magic = self._source.take(len(_MAGIC))
+        self._source.position -= len(magic)
+        return magic
 
     def _skip_padding(self) -> None:
         rest = b""
