@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from collections.abc import Mapping
 from glob import has_magic
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 
@@ -15,7 +17,7 @@ class Data(NamedTuple):
 
     name: str
     path: str
-    options: dict[str, Any] = {}
+    options: Mapping[str, Any] = MappingProxyType({})
 
 
 DEFAULT_WEIGHTS = {"code": 0.7, "prose": 0.3}

@@ -236,6 +236,32 @@ def write_hf(folder: Path, shards: Sequence[Sequence[int]]) -> None:
     (folder / "state.json").write_text(json.dumps(state))
 
 
+def write_gzip(folder: Path, shards: Sequence[Sequence[int]]) -> None:
+    """Two members a shard, cut in the middle of a line."""
+    write_compressed(folder, shards, ".gz", gzip.compress)
+
+
+def write_zstd(folder: Path, shards: Sequence[Sequence[int]]) -> None:
+    """Two frames a shard, cut in the middle of a line."""
+    compressor = pytest.importorskip("zstandard").ZstdCompressor(write_checksum=True)
+    write_compressed(folder, shards, ".zst", compressor.compress)
+
+
+def write_compressed(
+    folder: Path,
+    shards: Sequence[Sequence[int]],
+    extension: str,
+    compress: Callable[[bytes], bytes],
+) -> None:
+    write_jsonl(folder, shards)
+    for path in list(folder.iterdir()):
+        content = path.read_bytes()
+        path.unlink()
+        middle = len(content) // 2
+        members = (content[:middle], content[middle:])
+        path.with_name(path.name + extension).write_bytes(b"".join(map(compress, members)))
+
+
 FILES: dict[str, Files] = {
     "jsonl": Files(format="jsonl", write=write_jsonl, id_of=of_key, ids_of=of_column),
     "mds": Files(
@@ -264,5 +290,7 @@ FILES: dict[str, Files] = {
         format="arrow", write=partial(write_arrow, kind="file"), id_of=of_key, ids_of=of_column
     ),
     "hf folder": Files(format="arrow", write=write_hf, id_of=of_key, ids_of=of_column),
+    "jsonl.gz": Files(format="jsonl", write=write_gzip, id_of=of_key, ids_of=of_column),
+    "jsonl.zst": Files(format="jsonl", write=write_zstd, id_of=of_key, ids_of=of_column),
 }
 ALL = pytest.mark.parametrize("files", FILES.values(), ids=FILES)

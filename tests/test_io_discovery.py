@@ -20,7 +20,10 @@ def test_dataset_is_found_missing_empty_or_mixed_in_words(
 
     refuse(tmp_path / "none", f"no file or folder '{tmp_path}/none'")
     refuse(tmp_path / "*.jsonl", rf"no file matches '{tmp_path}/\*.jsonl'")
-    refuse(tmp_path, r"holds no data files: found nothing, expected 'jsonl' \(.jsonl .ndjson\)")
+    refuse(
+        tmp_path,
+        r"holds no data files: found nothing, expected 'jsonl' \(.jsonl .ndjson .gz .zst\)",
+    )
     for i in range(7):
         (tmp_path / f"{i}.txt").write_text("1\n")
     refuse(tmp_path, "found '0.txt', .*'4.txt' and 2 more, expected 'jsonl'")
@@ -37,12 +40,16 @@ def test_dataset_is_found_missing_empty_or_mixed_in_words(
     assert list(Dataset.from_path("a", tmp_path, format="jsonl")) == [5]
 
 
-def test_compressed_shards_are_not_left_out_silently(tmp_path: Path) -> None:
+@pytest.mark.parametrize("extension", ["bz2", "xz", "lz4", "tgz", "XZ"])
+def test_shards_of_an_unknown_compression_are_not_left_out_silently(
+    tmp_path: Path, extension: str
+) -> None:
     (tmp_path / "a.jsonl").write_text("1\n")
-    (tmp_path / "b.jsonl.gz").write_bytes(b"")
-    for path in (tmp_path, tmp_path / "*", tmp_path / "b.jsonl.gz"):
+    (tmp_path / f"b.jsonl.{extension}").write_bytes(b"")
+    for path in (tmp_path, tmp_path / "*", tmp_path / f"b.jsonl.{extension}"):
         with pytest.raises(
-            DatasetError, match=r"b.jsonl.gz' is compressed, which is not supported"
+            DatasetError,
+            match=rf"b.jsonl.{extension}' is compressed in a way that .*gzip or zstd",
         ):
             Dataset.from_path("a", path)
 

@@ -14,8 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from zephon_torch.ahead import Ahead
 from zephon_torch.engine import Run
 from zephon_torch.errors import StaleIteratorError, WorldError
+from zephon_torch.io.copies import CacheStats
 from zephon_torch.nodes.made import BadRecord, Made
 from zephon_torch.prepared import Prepared, prepared
 from zephon_torch.work.permutation import text_key
@@ -39,6 +41,7 @@ class LoaderStats:
         wait_seconds: seconds the training loop waited for batches.
         num_bad: records that ``on_error=`` left out or replaced.
         bad: the first 1,000 of them, with dataset, file, record and error.
+        cache: what the cache of shards did; all 0 without ``cache_dir=``.
     """
 
     batches: int = 0
@@ -46,6 +49,7 @@ class LoaderStats:
     wait_seconds: float = 0.0
     num_bad: int = 0
     bad: list[BadRecord] = field(default_factory=list)
+    cache: CacheStats = field(default_factory=CacheStats)
 
     def count(self, samples: int, bad: Sequence[BadRecord]) -> None:
         """Count a batch."""
@@ -91,6 +95,7 @@ class Iteration(Iterator[Any]):
     def __init__(self, loader: DataLoader) -> None:
         self._loader, self._cursor = loader, loader._cursor
         self._run: Run | None = None
+        self._ahead: Ahead | None = None
         self._start = self._place = (0, 0)  # epoch and delivered: of the first batch, of the next
         self._is_cut = False  # whether the last call was, by what is no batch's own: an interrupt
         self._loads: tuple[object, ...] = ()
@@ -118,7 +123,7 @@ class Iteration(Iterator[Any]):
         if self._is_adopted and not self._is_under_way:
             self._get_under_way()
         if self._is_cut:  # the batch may be anywhere: go on at its place with a new run
-            self._run.close()
+            self._close_run()
             self._run = self._run_from(self._place)
         self._is_cut = True
         item, made = self._receive(self._run)
@@ -155,7 +160,13 @@ class Iteration(Iterator[Any]):
         """Give up what was prefetched; a later ``next()`` goes on at its place, with a new run."""
         if self._run is not None:
             self._is_cut = True
+        self._close_run()
+
+    def _close_run(self) -> None:
+        if self._run is not None:
             self._run.close()
+        if self._ahead is not None:
+            self._ahead.close()
 
     def _begin(self) -> Run:
         loader = self._loader
@@ -178,7 +189,12 @@ class Iteration(Iterator[Any]):
         # not the same on two ranks or after a resume, as with torch's own seeds
         words = (splitter.seed, splitter.rank, *place)
         seed = text_key("zephon_torch/workers/1", *map(str, words)) >> 1
-        return self._loader._engine.run(splitter.items(*place), seed)
+        items = splitter.items(*place)
+        copies = self._loader._pipeline.fetcher.copies
+        if copies is not None:
+            self._ahead = Ahead(copies, self._loader.datasets)
+            items = self._ahead.look_at(items)
+        return self._loader._engine.run(items, seed)
 
     def _check_live(self) -> None:
         live = self._loader._live
@@ -242,6 +258,8 @@ class Iteration(Iterator[Any]):
 
     def _end(self) -> None:
         self._ended = True
+        if self._ahead is not None:
+            self._ahead.close()
         if self._prepared is not None:
             self._prepared.end()
         self._adopt()
@@ -260,6 +278,8 @@ class Iteration(Iterator[Any]):
         self._loader._in_hand.take(made)
         self._loader.stats.count(real, made.bad)
         self._adopt()
+        if self._ahead is not None:
+            self._ahead.reached(item)
         self._is_over = item.is_last
         self._cursor.advance(item)  # last: an interrupt before it gives the batch again
         self._place = item.epoch, item.stop

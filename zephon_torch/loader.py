@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ from zephon_torch.arguments import (
     per_rank_batch_size,
     refuse_torch_arguments,
 )
+from zephon_torch.caching import make_copies
 from zephon_torch.cursor import Cursor
 from zephon_torch.engine import make_engine
 from zephon_torch.iteration import InHand, Iteration, LoaderStats
@@ -75,6 +77,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         provenance: add to each batch, which must be a dict then, "provenance": an int64[b, 3]
             tensor of dataset (its number in :attr:`datasets`), shard and sample.
         num_threads: None: as said above; 0: inline; N: N threads that also transform and collate.
+        cache_dir: folder on this machine where whole shards of remote datasets are kept, shared by
+            all its processes; ahead of the loop, as the plan says which ones come.
+        cache_limit: bytes that it may take at most, as a number or like "200GB" or "64GiB".
         rank, num_replicas: data-parallel rank and world; None reads torch.distributed at the first
             use.
         mesh: a one-dimensional DeviceMesh of the data-parallel ranks instead.
@@ -128,6 +133,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         on_error: OnError = "raise",
         provenance: bool = False,
         num_threads: int | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_limit: int | str | None = None,
         rank: int | None = None,
         num_replicas: int | None = None,
         mesh: DeviceMesh | None = None,
@@ -152,8 +159,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             world=World(rank, num_replicas, mesh),
         )
         self.source, self.datasets = source, source.datasets
+        copies = make_copies(
+            cache_dir, cache_limit, source.datasets, num_readers=num_workers or num_threads or 1
+        )
         self._pipeline = make_pipeline(
-            source, transform, takes_rng, collate_fn, on_error, provenance
+            source, transform, takes_rng, collate_fn, on_error, provenance, copies
         )
         super().__init__(
             PointedSamples(self._pipeline, source),
@@ -177,7 +187,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             object.__setattr__(self, attribute, value)  # torch forbids plain assignment
         self.prefetch_factor = prefetch_factor
         self.pin_memory_device = pin_memory_device
-        self.stats = LoaderStats()
+        self.stats = LoaderStats() if copies is None else LoaderStats(cache=copies.stats)
         self._in_hand = InHand()
         self._has_warned = False  # of an epoch that began anew
         self._splitter = splitter

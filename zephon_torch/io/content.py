@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,14 @@ from zephon_torch.io.formats import FormatOptions, load_format
 from zephon_torch.io.formats.memory import MemoryReader
 from zephon_torch.io.formats.reader import Reader
 from zephon_torch.io.shards import ShardTable
+
+# Opens a remote file, given what opens any file of its format.
+Through: TypeAlias = Callable[[StoredFile, Callable[[StoredFile], Reader]], Reader]
+
+
+def directly(file: StoredFile, open_file: Callable[[StoredFile], Reader]) -> Reader:
+    """Open a remote file where it is."""
+    return open_file(file)
 
 
 class Content(Protocol):
@@ -28,7 +36,11 @@ class Content(Protocol):
         """Name a shard for messages, given its relative path and number."""
         ...
 
-    def open(self, dataset: str, shards: ShardTable, shard: int) -> Reader:
+    def remote_file(self, shards: ShardTable, shard: int) -> StoredFile | None:
+        """Return a shard that is a file of another machine, None where it is not."""
+        ...
+
+    def open(self, dataset: str, shards: ShardTable, shard: int, through: Through) -> Reader:
         """Open a shard; `dataset` is the name for messages."""
         ...
 
@@ -57,14 +69,25 @@ class FileContent:
         """Return path or URL, without credentials."""
         return self.storage.url(path)
 
-    def open(self, dataset: str, shards: ShardTable, shard: int) -> Reader:
+    def remote_file(self, shards: ShardTable, shard: int) -> StoredFile | None:
+        """Return the file if its storage is remote."""
+        file = self._file(shards, shard)
+        return file if file.local_path is None else None
+
+    def open(self, dataset: str, shards: ShardTable, shard: int, through: Through) -> Reader:
         """Open a file through its format."""
-        known = shards[shard]
+        module, num_samples = load_format(self.format), int(shards.num_samples[shard])
+
+        def open_file(file: StoredFile) -> Reader:
+            return module.open_reader(file, self.options, dataset, num_samples)
+
+        file = self._file(shards, shard)
+        return open_file(file) if file.local_path is not None else through(file, open_file)
+
+    def _file(self, shards: ShardTable, shard: int) -> StoredFile:
+        num_bytes, stamp = int(shards.num_bytes[shard]), int(self.stamps[shard])
         beside = StoredFile(self.storage, *self.beside[shard]) if self.beside else None
-        stamp = int(self.stamps[shard])
-        file = StoredFile(self.storage, known.path, known.num_bytes, stamp, beside)
-        module = load_format(self.format)
-        return module.open_reader(file, self.options, dataset, known.num_samples)
+        return StoredFile(self.storage, shards.path(shard), num_bytes, stamp, beside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +101,10 @@ class ObjectContent:
         """Return ``name[shard]``."""
         return f"{dataset}[{shard}]"
 
-    def open(self, dataset: str, shards: ShardTable, shard: int) -> Reader:
+    def remote_file(self, shards: ShardTable, shard: int) -> None:
+        """Return None: it is no file."""
+
+    def open(self, dataset: str, shards: ShardTable, shard: int, through: Through) -> Reader:
         """Return a reader of the shard's part of the object."""
         num_samples = int(shards.num_samples[shard])
         start = int(shards.stops[shard]) - num_samples

@@ -19,8 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from zephon_torch.errors import ConfigurationError
-from zephon_torch.io.content import Content, FileContent, ObjectContent
+from zephon_torch.io.content import Content, FileContent, ObjectContent, Through, directly
 from zephon_torch.io.discovery import count_samples, find_shards
+from zephon_torch.io.files import StoredFile
 from zephon_torch.io.fingerprint import fingerprint
 from zephon_torch.io.formats import make_options
 from zephon_torch.io.formats.reader import Reader, Samples, samples_of
@@ -186,14 +187,22 @@ class Dataset:
         path = self.shards.path(self._check_shard(shard))
         return self._content.place(self.name, path, shard)
 
-    def open(self, shard: int) -> Reader:
+    def remote_file(self, shard: int) -> StoredFile | None:
+        """The file of a shard that lies on another machine; None for any other."""
+        return self._content.remote_file(self.shards, self._check_shard(shard))
+
+    def open(self, shard: int, through: Through = directly) -> Reader:
         """Open one shard for this process; close the reader after use.
+
+        Args:
+            shard: its number.
+            through: opens a remote file, such as ``ShardCopies.open``; where it is by default.
 
         Raises:
             IndexError: No such shard.
             DatasetError: The file is gone or changed, or its index does not fit.
         """
-        return self._content.open(self.name, self.shards, self._check_shard(shard))
+        return self._content.open(self.name, self.shards, self._check_shard(shard), through)
 
     def __len__(self) -> int:
         return self.num_samples

@@ -216,8 +216,9 @@ def _refuse_compressed(storage: Storage, files: Sequence[FileInfo]) -> None:
         is_unknown = extension.lower() in _COMPRESSED and detect_format(file.path) is None
         if is_unknown and detect_format(stem):
             raise DatasetError(
-                f"{storage.url(file.path)!r} is compressed, which is not supported: decompress it "
-                "or move it out of the dataset"
+                f"{storage.url(file.path)!r} is compressed in a way that is not supported: "
+                "decompress it (JSON lines may be compressed by gzip or zstd) or move it out of "
+                "the dataset"
             )
 
 

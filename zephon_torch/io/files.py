@@ -84,8 +84,12 @@ class Storage(ABC):
         """Full path or URL that tells this file from any other, to derive cache names from."""
 
     def local_path(self, path: str) -> str | None:
-        """Return the path in the local file system, None when there is none."""
+        """Return a path in the local file system to read it by, None when there is none."""
         return None
+
+    def own_path(self, path: str) -> str | None:
+        """Return the same, but never that of a copy: where a sidecar may lie beside it."""
+        return self.local_path(path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +123,7 @@ class StoredFile:
 
     @property
     def local_path(self) -> str | None:
-        """The path in the local file system, None when there is none."""
+        """A path in the local file system to read it by, None when there is none."""
         return self.storage.local_path(self.path)
 
     def read(self, start: int, stop: int) -> bytes:

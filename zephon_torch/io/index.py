@@ -21,21 +21,36 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
 from zephon_torch.errors import DatasetError
 from zephon_torch.io.files import StoredFile
 from zephon_torch.io.sidecar import (
+    Blocks,
+    Index,
+    Offsets,
     Origin,
     SidecarError,
-    are_sound,
     encode_header,
+    find_fault,
     read_header,
-    read_offsets,
+    read_index,
 )
 
-Offsets = npt.NDArray[np.int64]
+__all__ = [
+    "Advance",
+    "Blocks",
+    "Index",
+    "Indexer",
+    "Offsets",
+    "StaleIndexWarning",
+    "UnsavedIndexWarning",
+    "build",
+    "cache_folder",
+    "load",
+    "load_index",
+    "sidecar_paths",
+    "stored_count",
+]
+
 Advance = Callable[[int], object]
 
 _T = TypeVar("_T")
@@ -56,13 +71,14 @@ class Indexer:
     Attributes:
         format: Name of the format.
         version: Changes whenever `build` would find other offsets in the same file.
-        build: Makes int64[num_samples + 1] offsets (as in ``sidecar.py``) from a file, and calls
-            its second argument with the number of bytes of each block it is done with.
+        build: Makes int64[num_samples + 1] offsets (as in ``sidecar.py``) from a file, or an
+            `Index` of one that is compressed, and calls its second argument with the number of
+            bytes of each part of the file it is done with.
     """
 
     format: str
     version: int
-    build: Callable[[StoredFile, Advance], Offsets]
+    build: Callable[[StoredFile, Advance], Offsets | Index]
 
     def origin(self, file: StoredFile) -> Origin:
         """Return what a sidecar of this file must say."""
@@ -70,7 +86,7 @@ class Indexer:
 
 
 # Indexes that could not be written, by the identity of their file and what they were made from.
-_unsaved: dict[tuple[str, Origin], Offsets] = {}
+_unsaved: dict[tuple[str, Origin], Index] = {}
 
 
 def stored_count(file: StoredFile, indexer: Indexer) -> int | None:
@@ -79,8 +95,8 @@ def stored_count(file: StoredFile, indexer: Indexer) -> int | None:
     Returns:
         The number, or None when the index must be built.
     """
-    if _unsaved and (offsets := _unsaved.get(_key(file, indexer))) is not None:
-        return len(offsets) - 1
+    if _unsaved and (index := _unsaved.get(_key(file, indexer))) is not None:
+        return len(index.offsets) - 1
     header = _first_sound(file, indexer, read_header)
     return None if header is None else header.num_samples
 
@@ -91,13 +107,7 @@ def build(file: StoredFile, indexer: Indexer, advance: Advance) -> Offsets:
     Raises:
         DatasetError: The shard changed meanwhile.
     """
-    offsets = indexer.build(file, advance)
-    file.check_unchanged()
-    assert are_sound(offsets, file.num_bytes), file.url
-    offsets.setflags(write=False)
-    if not _save(file, indexer.origin(file), offsets):
-        _keep_unsaved(file, indexer, offsets)
-    return offsets
+    return _build(file, indexer, advance).offsets
 
 
 def load(file: StoredFile, indexer: Indexer, num_samples: int) -> Offsets:
@@ -109,33 +119,51 @@ def load(file: StoredFile, indexer: Indexer, num_samples: int) -> Offsets:
     Raises:
         DatasetError: The shard does not hold `num_samples` records.
     """
-    offsets = _unsaved.get(_key(file, indexer))
-    if offsets is None:
-        offsets = _first_sound(file, indexer, read_offsets)
-    if offsets is None:
-        offsets = build(file, indexer, _unwatched)
-    if len(offsets) - 1 != num_samples:
+    return load_index(file, indexer, num_samples).offsets
+
+
+def load_index(file: StoredFile, indexer: Indexer, num_samples: int) -> Index:
+    """Return offsets and blocks of a shard; see `load`."""
+    index = _unsaved.get(_key(file, indexer))
+    if index is None:
+        index = _first_sound(file, indexer, read_index)
+    if index is None:
+        index = _build(file, indexer, _unwatched)
+    if (found := len(index.offsets) - 1) != num_samples:
         raise DatasetError(
-            f"{file.url!r} holds {len(offsets) - 1:,} records, {num_samples:,} when the dataset "
-            "was made; make the dataset anew"
+            f"{file.url!r} holds {found:,} records, {num_samples:,} when the dataset was made; "
+            "make the dataset anew"
         )
-    return offsets
+    return index
 
 
 def sidecar_paths(file: StoredFile) -> Iterator[str]:
     """Where a sidecar of this file may lie, best place first; mostly only the first is wanted."""
-    if (local := file.local_path) is not None:
+    if (local := file.storage.own_path(file.path)) is not None:
         folder, name = os.path.split(local)
         yield os.path.join(folder, f".{name}.zidx")
     digest = hashlib.sha256(os.fsencode(file.storage.identity(file.path))).hexdigest()
-    yield os.path.join(_cache_folder(), f"{digest}.zidx")
+    yield os.path.join(cache_folder(), f"{digest}.zidx")
 
 
-def _cache_folder() -> str:
+def cache_folder() -> str:
+    """Where this package keeps what it cannot keep beside the data; an absolute path."""
     if folder := os.environ.get("ZEPHON_CACHE_DIR"):
         return os.path.abspath(folder)
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return os.path.join(os.path.abspath(base), "zephon_torch")
+
+
+def _build(file: StoredFile, indexer: Indexer, advance: Advance) -> Index:
+    found = indexer.build(file, advance)
+    index = found if isinstance(found, Index) else Index(found)
+    file.check_unchanged()
+    assert not (fault := find_fault(index, file.num_bytes)), f"{file.url}: {fault}"
+    for table in index.tables:
+        table.setflags(write=False)
+    if not _save(file, indexer.origin(file), index):
+        _keep_unsaved(file, indexer, index)
+    return index
 
 
 def _key(file: StoredFile, indexer: Indexer) -> tuple[str, Origin]:
@@ -167,29 +195,30 @@ def _first_sound(
     return None
 
 
-def _save(file: StoredFile, origin: Origin, offsets: Offsets) -> bool:
+def _save(file: StoredFile, origin: Origin, index: Index) -> bool:
     """Write the sidecar to the first place that takes it."""
-    header = encode_header(origin, offsets)
+    header = encode_header(origin, index)
     for path in sidecar_paths(file):
         with suppress(OSError):
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            _write_atomically(path, header, offsets, _mode(file))
+            _write_atomically(path, header, index, _mode(file))
             return True
     return False
 
 
 def _mode(file: StoredFile) -> int:
     """Whoever may read the shard may read its index: temporary files are private otherwise."""
-    local = file.local_path
+    local = file.storage.own_path(file.path)
     return 0o600 if local is None else 0o600 | (os.stat(local).st_mode & 0o666)
 
 
-def _write_atomically(path: str, header: bytes, offsets: Offsets, mode: int) -> None:
+def _write_atomically(path: str, header: bytes, index: Index, mode: int) -> None:
     descriptor, temporary = tempfile.mkstemp(".tmp", ".zidx-", os.path.dirname(path))
     try:
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(header)
-            stream.write(offsets.astype("<i8", copy=False).data)
+            for table in index.tables:
+                stream.write(table.astype("<i8", copy=False).data)
             os.fchmod(stream.fileno(), mode)
         os.replace(temporary, path)
     except BaseException:
@@ -198,13 +227,13 @@ def _write_atomically(path: str, header: bytes, offsets: Offsets, mode: int) -> 
         raise
 
 
-def _keep_unsaved(file: StoredFile, indexer: Indexer, offsets: Offsets) -> None:
+def _keep_unsaved(file: StoredFile, indexer: Indexer, index: Index) -> None:
     if not _unsaved:
         warnings.warn(
             f"the index of {file.url!r} can be written neither beside it nor to "
-            f"{_cache_folder()!r}: every process will build it again; point ZEPHON_CACHE_DIR to a "
+            f"{cache_folder()!r}: every process will build it again; point ZEPHON_CACHE_DIR to a "
             "folder that can be written",
             UnsavedIndexWarning,
             stacklevel=2,
         )
-    _unsaved[_key(file, indexer)] = offsets
+    _unsaved[_key(file, indexer)] = index

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import time
 from contextlib import suppress
 from typing import Protocol, TypeAlias
 
@@ -19,6 +20,9 @@ from zephon_torch.errors import DatasetError
 from zephon_torch.io.files import StoredFile
 
 View: TypeAlias = bytes | memoryview
+# A remote file that is replaced while a reader is open is noticed within this time. Asking at each
+# read would double the requests.
+_TRUSTED_SECONDS = 60.0
 
 
 class Ranges(Protocol):
@@ -28,6 +32,14 @@ class Ranges(Protocol):
         """Bytes [starts[i], stops[i]) for every i, in that order."""
         ...
 
+    def close(self) -> None:
+        """Let go of the file; reading afterwards raises."""
+        ...
+
+
+class StoredRanges(Ranges, Protocol):
+    """Ranges of a file as it is stored."""
+
     def views(self, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> list[View]:
         """As `read`, without a copy where the file is mapped: a view keeps the map alive."""
         ...
@@ -36,12 +48,8 @@ class Ranges(Protocol):
         """Raise if the reader is closed, or views must not be touched: the file was cut short."""
         ...
 
-    def close(self) -> None:
-        """Let go of the file; reading afterwards raises."""
-        ...
 
-
-def open_ranges(file: StoredFile) -> Ranges:
+def open_ranges(file: StoredFile) -> StoredRanges:
     """Open a file that must be as it was when its dataset was made.
 
     Raises:
@@ -99,6 +107,7 @@ class RequestedFile:
     def __init__(self, file: StoredFile) -> None:
         self._file: StoredFile = file
         self._is_closed = False
+        self._checked = time.monotonic()
 
     def read(self, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> list[bytes]:
         """Request the ranges."""
@@ -107,6 +116,9 @@ class RequestedFile:
         for part, start, stop in zip(parts, starts.tolist(), stops.tolist(), strict=True):
             if len(part) != stop - start:
                 check_size(self._file, start + len(part))
+        if time.monotonic() > self._checked + _TRUSTED_SECONDS:
+            self._file.check_unchanged()  # behind the reads: what is returned was read before it
+            self._checked = time.monotonic()
         return parts
 
     def views(self, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> list[View]:

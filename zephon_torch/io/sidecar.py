@@ -1,5 +1,8 @@
 r"""The bytes of an index sidecar: where every record of one shard starts.
 
+Of a compressed shard the offsets count decoded bytes, and a second table says which blocks of the
+file can be decoded without the others.
+
 ::
 
     0    8 bytes   magic  b"ZEPHIDX\n"
@@ -10,17 +13,21 @@ r"""The bytes of an index sidecar: where every record of one shard starts.
                      file                     name of the shard, without folders
                      num_bytes, stamp         size and modification stamp of the shard
                      num_samples              n
-                     crc32                    of the offsets
+                     num_blocks               m, null for a shard that is not compressed
+                     crc32                    of all that follows
     ...  int64[n + 1]  offsets: record i starts at offsets[i] and ends before offsets[i + 1];
-                       offsets[n] is the size of the shard
+                       offsets[n] is the size of the shard, decoded
+    ...  int64[m + 1, 2]  blocks: block i starts at blocks[i, 0] in the file and at blocks[i, 1]
+                       in what is decoded of it; blocks[m] holds both sizes
 
-The offsets are used through a read-only memory map, so processes on one node share their pages.
+The tables are used through a read-only memory map, so processes on one node share their pages.
 This module reads and encodes; only ``index.py`` writes files.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import struct
 import zlib
@@ -30,10 +37,32 @@ import numpy as np
 import numpy.typing as npt
 
 MAGIC = b"ZEPHIDX\n"
-VERSION = 1
+VERSION = 2
 _PREFIX = struct.Struct("<8sII")
 _ALIGNMENT = 64
 _MAX_HEADER_BYTES = 1 << 16
+
+
+Offsets = npt.NDArray[np.int64]
+Blocks = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """What a sidecar holds of a shard.
+
+    Attributes:
+        offsets: int64[num_samples + 1].
+        blocks: int64[num_blocks + 1, 2]; None for a shard that is not compressed.
+    """
+
+    offsets: Offsets
+    blocks: Blocks | None = None
+
+    @property
+    def tables(self) -> list[npt.NDArray[np.int64]]:
+        """In the order in which they are written."""
+        return [self.offsets] if self.blocks is None else [self.offsets, self.blocks]
 
 
 class SidecarError(Exception):
@@ -57,20 +86,31 @@ class Header:
 
     origin: Origin
     num_samples: int
+    num_blocks: int | None
     crc32: int
-    offsets_start: int
+    num_bytes: int  # of the header itself
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Of the tables that follow."""
+        offsets = (self.num_samples + 1,)
+        return [offsets] if self.num_blocks is None else [offsets, (self.num_blocks + 1, 2)]
 
 
-def encode_header(origin: Origin, offsets: npt.NDArray[np.int64]) -> bytes:
-    """Everything before the offsets. Pure."""
-    content = asdict(origin) | {"num_samples": len(offsets) - 1, "crc32": _checksum(offsets)}
+def encode_header(origin: Origin, index: Index) -> bytes:
+    """Everything before the tables. Pure."""
+    content = asdict(origin) | {
+        "num_samples": len(index.offsets) - 1,
+        "num_blocks": None if index.blocks is None else len(index.blocks) - 1,
+        "crc32": _checksum(index),
+    }
     text = json.dumps(content).encode()
     text += b" " * (-(_PREFIX.size + len(text)) % _ALIGNMENT)
     return _PREFIX.pack(MAGIC, VERSION, len(text)) + text
 
 
 def read_header(path: str, expected: Origin) -> Header:
-    """Read and check everything but the offsets themselves.
+    """Read and check everything but the tables themselves.
 
     Raises:
         SidecarError: It is damaged, foreign, or was made from something else than `expected`.
@@ -84,42 +124,55 @@ def read_header(path: str, expected: Origin) -> Header:
             start += file.read(_PREFIX.size + length - len(start))
     header = _parse_header(start[_PREFIX.size : _PREFIX.size + length], _PREFIX.size + length)
     _compare(header.origin, expected)
-    wanted = header.offsets_start + 8 * (header.num_samples + 1)
+    wanted = header.num_bytes + sum(8 * math.prod(shape) for shape in header.shapes)
     if size != wanted:
         raise SidecarError(f"it has {size:,} bytes, {wanted:,} expected")
     return header
 
 
-def read_offsets(path: str, expected: Origin) -> npt.NDArray[np.int64]:
-    """Map the offsets, checked in full.
+def read_index(path: str, expected: Origin) -> Index:
+    """Map the tables, checked in full.
 
     Returns:
-        int64[num_samples + 1], read-only, backed by a memory map of the sidecar.
+        Arrays that are read-only and backed by a memory map of the sidecar.
 
     Raises:
-        SidecarError: As for `read_header`, or the offsets are damaged.
+        SidecarError: As for `read_header`, or the tables are damaged.
         OSError: It is not there or cannot be read.
     """
     header = read_header(path, expected)
-    mapped = np.memmap(
-        path, dtype="<i8", mode="r", offset=header.offsets_start, shape=(header.num_samples + 1,)
-    )
-    offsets = mapped.view(np.ndarray)  # indexing the subclass costs microseconds
-    if _checksum(offsets) != header.crc32:
-        raise SidecarError("the checksum of its offsets does not match")
-    if not are_sound(offsets, expected.num_bytes):
-        raise SidecarError("its offsets are not ascending up to the size of the file")
-    return offsets
+    mapped = np.memmap(path, dtype="<i8", mode="r", offset=header.num_bytes)
+    content = mapped.view(np.ndarray)  # indexing the subclass costs microseconds
+    cut = header.num_samples + 1
+    blocks = None if header.num_blocks is None else content[cut:].reshape(-1, 2)
+    index = Index(content[:cut], blocks)
+    if _checksum(index) != header.crc32:
+        raise SidecarError("the checksum of its tables does not match")
+    if fault := find_fault(index, expected.num_bytes):
+        raise SidecarError(fault)
+    return index
 
 
-def are_sound(offsets: npt.NDArray[np.int64], num_bytes: int) -> bool:
-    """Whether offsets ascend from 0 or more to exactly the size of the file. Pure."""
+def find_fault(index: Index, num_bytes: int) -> str:
+    """What is impossible in an index of a file of this size; "" when nothing is. Pure."""
+    offsets, blocks = index.offsets, index.blocks
+    if blocks is not None:
+        steps = np.diff(blocks, axis=0)
+        ascend = bool((steps[:, 0] > 0).all() and (steps[:, 1] >= 0).all())
+        if not ascend or len(blocks) < 2 or blocks[0].any() or blocks[-1, 0] != num_bytes:
+            return "its blocks are not ascending from 0 up to the size of the file"
+        num_bytes = int(blocks[-1, 1])
     ascend = bool((offsets[1:] > offsets[:-1]).all())
-    return ascend and offsets[0] >= 0 and offsets[-1] == num_bytes
+    if not ascend or offsets[0] < 0 or offsets[-1] != num_bytes:
+        return "its offsets are not ascending up to the size of the file"
+    return ""
 
 
-def _checksum(offsets: npt.NDArray[np.int64]) -> int:
-    return zlib.crc32(offsets.astype("<i8", copy=False).data)
+def _checksum(index: Index) -> int:
+    crc32 = 0
+    for table in index.tables:
+        crc32 = zlib.crc32(table.astype("<i8", copy=False).data, crc32)
+    return crc32
 
 
 def _header_length(start: bytes) -> int:
@@ -135,16 +188,19 @@ def _header_length(start: bytes) -> int:
     return int(length)
 
 
-def _parse_header(text: bytes, offsets_start: int) -> Header:
+def _parse_header(text: bytes, num_bytes: int) -> Header:
     try:
         content = json.loads(text)
         origin = Origin(*(content[name] for name in Origin.__slots__))
         num_samples, crc32 = int(content["num_samples"]), int(content["crc32"])
+        num_blocks = None if content["num_blocks"] is None else int(content["num_blocks"])
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise SidecarError("its header cannot be parsed") from error
     if num_samples < 0:
         raise SidecarError(f"its header claims {num_samples} records")
-    return Header(origin, num_samples, crc32, offsets_start)
+    if num_blocks is not None and num_blocks < 0:
+        raise SidecarError(f"its header claims {num_blocks} blocks")
+    return Header(origin, num_samples, num_blocks, crc32, num_bytes)
 
 
 def _compare(found: Origin, expected: Origin) -> None:

@@ -3,23 +3,33 @@
 `connect` turns what a user writes (a path, a ``file://`` URL, any other URL) into a `Storage`.
 fsspec file systems are looked up anew for every call: fsspec itself keeps one per process, and one
 made before a fork must not be used after it.
+
+What may pass (``retries.py``) is tried again, unless the store's own package does so. What remains
+is raised as a `DatasetError` that names the URL, in place of the package's own error, which may
+hold credentials. Nothing but the bytes asked for is ever returned: stores that ignore ranges are
+refused.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
+import threading
+import time
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any
+from email.utils import parsedate_to_datetime
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from zephon_torch.errors import ConfigurationError
+from zephon_torch.errors import ConfigurationError, DatasetError, ZephonError
+from zephon_torch.io import retries
 from zephon_torch.io.files import FileInfo, Kind, Storage, is_ignored, split_at_wildcard
 from zephon_torch.io.local import LocalStorage
 
@@ -27,6 +37,18 @@ _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.:-]*)://(?P<root>.*)", re.DOT
 _USER_INFO = re.compile(r"://[^/@]*@")
 # Two ranges closer than this are one request: a request costs more than the bytes between them.
 _MERGE_GAP_BYTES = 64 << 10
+_WEB = ("http", "https")
+
+_T = TypeVar("_T")
+
+# A fork waits until no other thread is just making a file system: the child would inherit fsspec's
+# own lock in its locked state, and wait for ever.
+_resolving = threading.RLock()
+os.register_at_fork(
+    before=_resolving.acquire,
+    after_in_parent=_resolving.release,
+    after_in_child=_resolving.release,
+)
 
 
 def connect(path: str, storage_options: Mapping[str, Any] | None = None) -> Storage:
@@ -45,7 +67,7 @@ def connect(path: str, storage_options: Mapping[str, Any] | None = None) -> Stor
         literal = os.path.exists(root)
         return LocalStorage(os.path.abspath(root if literal else urllib.parse.unquote(root)))
     # What follows the path (a query, the rest of a chained URL) stays behind every path below it.
-    cut = root.find("?") if scheme in ("http", "https") else root.find("::")
+    cut = root.find("?") if scheme in _WEB else root.find("::")
     root, tail = (root, "") if cut < 0 else (root[:cut], root[cut:])
     return RemoteStorage(root.rstrip("/"), scheme, tail, dict(storage_options or {}))
 
@@ -61,10 +83,8 @@ class RemoteStorage(Storage):
 
     def kind(self) -> Kind | None:
         """Return what stands at the root, or None."""
-        fs, path = self._resolve()
-        fs.invalidate_cache()  # a listing that fsspec remembers may be older than the newest shard
         try:
-            is_folder = fs.info(path)["type"] == "directory"
+            is_folder = self._ask("", _fresh_info)["type"] == "directory"
         except FileNotFoundError:
             return None
         return "folder" if is_folder else "file"
@@ -81,45 +101,41 @@ class RemoteStorage(Storage):
 
     def list_files(self) -> list[FileInfo]:
         """List files at any depth."""
-        fs, path = self._resolve()
-        files = self._relative(fs.find(path, detail=True), path)
+        files = self._ask("", lambda fs, base: self._files(fs.find(base, detail=True), base))
         return [file for file in files if not any(map(is_ignored, file.path.split("/")))]
 
     def glob(self, pattern: str) -> list[FileInfo]:
         """List files that match."""
-        fs, path = self._resolve()
-        found = fs.glob(f"{path.rstrip('/')}/{pattern}", detail=True)
-        return self._relative(found, path)
+
+        def find(fs: Any, base: str) -> list[FileInfo]:
+            return self._files(fs.glob(f"{base.rstrip('/')}/{pattern}", detail=True), base)
+
+        return self._ask("", find)
 
     def info(self, path: str) -> FileInfo:
         """Return size and stamp as they are now."""
-        fs, full = self._resolve(path)
-        fs.invalidate_cache()
-        return _file_info(path, fs.info(full))
+        told = self._ask(path, _fresh_info)
+        if told.get("size") is None:
+            raise DatasetError(f"the store does not tell the size of {self.url(path)!r}")
+        return FileInfo(path, int(told["size"]), _stamp(told))
 
     def read(self, path: str, start: int, stop: int) -> bytes:
         """Read one range."""
-        fs, full = self._resolve(path)
-        return bytes(fs.cat_file(full, start=start, end=stop))
+        return self._read_exactly(path, np.array([start]), np.array([stop]))[0]
 
     def read_ranges(
         self, path: str, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]
     ) -> list[bytes]:
         """Read several ranges."""
-        fs, full = self._resolve(path)
         firsts, lasts, owner = merge_ranges(starts, stops, _MERGE_GAP_BYTES)
-        paths = [full] * len(firsts)
-        merged = fs.cat_ranges(paths, firsts.tolist(), lasts.tolist(), on_error="raise")
-        for part in merged:
-            if isinstance(part, BaseException):  # asynchronous file systems return errors
-                raise part
+        merged = self._read_exactly(path, firsts, lasts)
         ranges = zip(
             owner.tolist(),
             (starts - firsts[owner]).tolist(),
             (stops - starts).tolist(),
             strict=True,
         )
-        return [bytes(merged[at][start : start + size]) for at, start, size in ranges]
+        return [merged[at][start : start + size] for at, start, size in ranges]
 
     def url(self, path: str = "") -> str:
         """Return the path without credentials."""
@@ -133,24 +149,107 @@ class RemoteStorage(Storage):
     def _join(self, path: str) -> str:
         return f"{self.root}/{path}" if self.root and path else self.root or path
 
-    def _resolve(self, path: str = "") -> tuple[Any, str]:
+    def _resolve(self, path: str) -> tuple[Any, str]:
         """Return the file system of this process and the path in its own spelling."""
         import fsspec.core
 
+        url, options = f"{self.scheme}://{self._join(path)}{self.tail}", self.options
+        if self.scheme in _WEB:  # ranges are those of the file itself, never of a compressed form
+            plain = {"Accept-Encoding": "identity"}
+            options = options | {"headers": plain | dict(options.get("headers", {}))}
         try:
-            fs, full = fsspec.core.url_to_fs(
-                f"{self.scheme}://{self._join(path)}{self.tail}", **self.options
-            )
-        except (ImportError, ValueError) as error:  # protocol without its package, or unknown
+            with _resolving:
+                fs, full = fsspec.core.url_to_fs(url, **options)
+        except ImportError as error:
+            extra = retries.extra_of(url)
+            remedy = f": pip install 'zephon-torch[{extra}]'" if extra else ""
+            raise ConfigurationError(f"cannot open {self.url(path)!r}: {error}{remedy}") from error
+        except ValueError as error:  # an unknown protocol
             raise ConfigurationError(f"cannot open {self.url(path)!r}: {error}") from error
         return fs, str(full)
 
-    def _relative(self, found: Mapping[str, Mapping[str, Any]], base: str) -> list[FileInfo]:
-        return [
-            _file_info(path[len(base) :].lstrip("/"), info)
-            for path, info in found.items()
-            if info["type"] == "file"
-        ]
+    def _ask(self, path: str, ask: Callable[[Any, str], _T]) -> _T:
+        """Call with the file system and the path in its spelling; again if that may help.
+
+        Raises:
+            FileNotFoundError: There is no such file, folder or bucket.
+            DatasetError: It failed for good.
+        """
+        tries = retries.num_tries(f"{self.scheme}://{self.tail}")
+        for delay in (*retries.DELAYS[: tries - 1], None):
+            try:
+                return ask(*self._resolve(path))
+            except ZephonError:
+                raise
+            except Exception as raised:
+                error = retries.behind(raised)
+                if isinstance(error, FileNotFoundError):
+                    raise FileNotFoundError(errno.ENOENT, "no such file", self.url(path)) from None
+                if not retries.is_passing(error):
+                    raise retries.failure(self.url(path), error, 1, self.options) from None
+                if delay is None:
+                    raise retries.failure(self.url(path), error, tries, self.options) from None
+            time.sleep(delay)
+        raise AssertionError("the last try returns or raises")
+
+    def _read_exactly(
+        self, path: str, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]
+    ) -> list[bytes]:
+        """One request a range; shorter than asked for only where the file ends before."""
+        read: dict[int, bytes] = {}
+
+        def request(fs, full):  # type: ignore[no-untyped-def]
+            # a later try asks for what is missing only
+            left = [at for at in range(len(starts)) if at not in read]
+            got = fs.cat_ranges(
+                [full] * len(left), starts[left].tolist(), stops[left].tolist(), on_error="return"
+            )
+            failed: BaseException | None = None
+            for at, part in zip(left, got, strict=True):
+                try:
+                    read[at] = self._checked(path, part, int(starts[at]), int(stops[at]))
+                except Exception as error:
+                    failed = failed or error
+            if failed is not None:
+                raise failed
+
+        try:
+            self._ask(path, request)
+        except FileNotFoundError:
+            raise DatasetError(
+                f"{self.url(path)!r} is gone since the dataset was made; restore it or make the "
+                "dataset anew"
+            ) from None
+        return [read[at] for at in range(len(starts))]
+
+    def _checked(self, path: str, part: bytes | BaseException, start: int, stop: int) -> bytes:
+        """Return what came if it is what was asked for, or all that there is."""
+        if isinstance(part, BaseException):
+            if not retries.is_past_the_end(part):
+                raise part
+            part = b""
+        if len(part) > stop - start:
+            raise DatasetError(
+                f"the store of {self.url(path)!r} sent {len(part):,} bytes where {stop - start:,} "
+                "were asked for: it does not serve ranges of files. Use one that does, or put "
+                "simplecache:: before the URL to keep whole files on this machine"
+            )
+        if len(part) < stop - start and self.info(path).num_bytes >= stop:
+            raise retries.ShortReadError(f"{len(part):,} bytes instead of {stop - start:,}")
+        return bytes(part)
+
+    def _files(self, found: Mapping[str, Mapping[str, Any]], base: str) -> list[FileInfo]:
+        """Return those that are files; a listing of web pages does not tell their sizes."""
+        files = []
+        for name, told in found.items():
+            if told["type"] != "file":
+                continue
+            path = name[len(base) :].lstrip("/")
+            if told.get("size") is None:
+                files.append(self.info(path))
+            else:
+                files.append(FileInfo(path, int(told["size"]), _stamp(told)))
+        return files
 
 
 def merge_ranges(
@@ -176,8 +275,10 @@ def merge_ranges(
     return starts[order][is_first], reach[is_last], owner
 
 
-def _file_info(path: str, info: Mapping[str, Any]) -> FileInfo:
-    return FileInfo(path, int(info.get("size") or 0), _stamp(info))
+def _fresh_info(fs: Any, path: str) -> Mapping[str, Any]:
+    fs.invalidate_cache()  # a listing that fsspec remembers may be older than the newest shard
+    told: Mapping[str, Any] = fs.info(path)
+    return told
 
 
 def _stamp(info: Mapping[str, Any]) -> int:
@@ -187,7 +288,7 @@ def _stamp(info: Mapping[str, Any]) -> int:
             # Listings and single look-ups differ in quotes.
             digest = hashlib.sha256(str(tag).removeprefix("W/").strip('"').encode()).digest()
             return -1 - (int.from_bytes(digest[:8]) >> 1)
-    for key in ("mtime", "LastModified", "last_modified", "updated", "created"):
+    for key in ("mtime", "LastModified", "last_modified", "Last-Modified", "updated", "created"):
         if time := info.get(key):
             return _microseconds(time) * 1000
     return 0
@@ -196,5 +297,6 @@ def _stamp(info: Mapping[str, Any]) -> int:
 def _microseconds(time: datetime | float | str) -> int:
     """Since 1970. One store gives the same time as number, object or text in different calls."""
     if isinstance(time, str):
-        time = datetime.fromisoformat(time)
+        is_iso = time[:1].isdecimal()
+        time = datetime.fromisoformat(time) if is_iso else parsedate_to_datetime(time)
     return round((time.timestamp() if isinstance(time, datetime) else time) * 1e6)

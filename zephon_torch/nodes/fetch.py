@@ -1,8 +1,9 @@
 """Reads the samples that pointers point to.
 
 Pointers are grouped by shard, each group is read at once, and the samples come back in the order of
-the pointers. Readers are opened by the process and thread that uses them: nothing
-open crosses a fork, and two threads never share a handle.
+the pointers. Readers are opened by the process and thread that uses them: nothing open crosses a
+fork, and two threads never share a handle. A reader of a copy holds its place in the cache, so it
+is closed as soon as some batches came without it.
 """
 
 from __future__ import annotations
@@ -10,18 +11,22 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from zephon_torch.errors import RecordError, WorkerError
+from zephon_torch.io.content import directly
+from zephon_torch.io.copies import CopyReader, ShardCopies
 from zephon_torch.io.dataset import Dataset, Reader, Samples, samples_of
+from zephon_torch.io.files import StoredFile
 from zephon_torch.work.permutation import Int64Array
 from zephon_torch.work.plan import Pointers
 
 _MAX_OPEN = 256  # readers kept open per thread
+_MAX_IDLE_CALLS = 8  # through which a reader holds its copy unused
 
 
 class Fetcher:
@@ -29,18 +34,19 @@ class Fetcher:
 
     Args:
         datasets: what ``Pointers.dataset`` counts in.
+        copies: of remote shards; None reads them where they are.
     """
 
-    def __init__(self, datasets: Sequence[Dataset]) -> None:
-        self.datasets = tuple(datasets)
+    def __init__(self, datasets: Sequence[Dataset], copies: ShardCopies | None = None) -> None:
+        self.datasets, self.copies = tuple(datasets), copies
         self._has_one_shard = [len(d.shard_num_samples) for d in self.datasets] == [1]
         self._open = _OpenReaders()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"datasets": self.datasets}
+        return {"datasets": self.datasets, "copies": self.copies}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["datasets"])  # type: ignore[misc]
+        self.__init__(state["datasets"], state["copies"])  # type: ignore[misc]
 
     def read(self, pointers: Pointers) -> Samples:
         """Samples in the order of the pointers: an array where all are rows of one kind.
@@ -52,6 +58,8 @@ class Fetcher:
         shards, datasets = pointers.shard, pointers.dataset
         if not len(pointers):
             return []
+        if self.copies is not None:
+            self._open.close_idle()
         if self._has_one_shard or not len(_edges(datasets, shards)):
             return self._read_shard(int(datasets[0]), int(shards[0]), pointers.sample)
         groups = list(_by_shard(datasets, shards))
@@ -90,13 +98,20 @@ class Fetcher:
         key = (dataset, shard)
         reader = readers.get(key)
         if reader is None:
-            reader = self.datasets[dataset].open(shard)
+            through = directly if self.copies is None else self._open_copy
+            reader = self.datasets[dataset].open(shard, through)
             readers[key] = reader
             if len(readers) > _MAX_OPEN:
                 readers.popitem(last=False)[1].close()
         else:
             readers.move_to_end(key)
+        if isinstance(reader, CopyReader):
+            self._open.note_use(key)
         return reader
+
+    def _open_copy(self, file: StoredFile, open_file: Callable[[StoredFile], Reader]) -> Reader:
+        assert self.copies is not None
+        return self.copies.open(file, open_file, self._open.make_way)
 
 
 class _OpenReaders(threading.local):
@@ -105,16 +120,44 @@ class _OpenReaders(threading.local):
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._readers: OrderedDict[tuple[int, int], Reader] = OrderedDict()
+        self._calls = 0
+        self._used: OrderedDict[tuple[int, int], int] = OrderedDict()  # readers of copies
 
     def of_this_process(self) -> OrderedDict[tuple[int, int], Reader]:
         if self._pid != os.getpid():
-            self._pid, self._readers = os.getpid(), OrderedDict()
+            self._pid, self._readers, self._used = os.getpid(), OrderedDict(), OrderedDict()
         return self._readers
+
+    def note_use(self, key: tuple[int, int]) -> None:
+        """A reader of a copy is used in this call."""
+        self._used[key] = self._calls
+        self._used.move_to_end(key)
+
+    def close_idle(self) -> None:
+        """Begin another call; close readers of copies that the last ones did not use."""
+        self.of_this_process()
+        self._calls += 1
+        while self._close_unused(_MAX_IDLE_CALLS):
+            pass
+
+    def make_way(self) -> bool:
+        """Close a reader of a copy that neither this call nor the one before it used."""
+        return self._close_unused(1)
+
+    def _close_unused(self, num_calls: int) -> bool:
+        if not self._used or self._calls - next(iter(self._used.values())) <= num_calls:
+            return False
+        key, _ = self._used.popitem(last=False)
+        reader = self._readers.pop(key, None)
+        if reader is not None:
+            reader.close()
+        return True
 
     def close(self) -> None:
         for reader in self.of_this_process().values():
             reader.close()
         self._readers.clear()
+        self._used.clear()
 
 
 def _in_order(groups: Sequence[Int64Array], parts: Sequence[Samples], length: int) -> Samples:

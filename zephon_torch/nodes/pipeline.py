@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from zephon_torch.io.copies import ShardCopies
 from zephon_torch.io.dataset import Samples, samples_of
 from zephon_torch.nodes.batch import Collate
 from zephon_torch.nodes.fetch import Fetcher
@@ -70,9 +71,10 @@ def make_pipeline(
     collate_fn: Callable[[list[Any]], Any] | None,
     on_error: OnError,
     provenance: bool,
+    copies: ShardCopies | None = None,
 ) -> Pipeline:
     """The pipeline over a source's datasets that a loader's arguments ask for."""
-    fetcher = Fetcher(source.datasets)
+    fetcher = Fetcher(source.datasets, copies)
     user = None if transform is None else Transform(transform, takes_rng, source.seed, source.names)
     tolerance = None if on_error == "raise" else Tolerance(fetcher, user, on_error, source.seed)
     return Pipeline(fetcher, user, Collate(collate_fn, source.names, provenance), tolerance)

@@ -118,7 +118,9 @@ class FormatEntry:
 
 # The first that has a file wins.
 FORMATS = {
-    "jsonl": FormatEntry((".jsonl", ".ndjson"), "zephon_torch.io.formats.jsonl"),
+    "jsonl": FormatEntry(
+        (".jsonl", ".ndjson"), "zephon_torch.io.formats.jsonl", codecs=(".gz", ".zst")
+    ),
     "mds": FormatEntry(
         (".mds",),
         "zephon_torch.io.formats.mds",

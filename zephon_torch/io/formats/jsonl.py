@@ -2,7 +2,7 @@ r"""JSON lines: one JSON value per line, in UTF-8.
 
 Lines are those of ``lines.py``: they end at ``\n`` only (U+2028 and U+0085 may stand inside
 strings), ``\r\n`` is fine, blank lines and a byte order mark are skipped, the last line needs no
-newline. Values are what `json.loads` makes of them.
+newline. Values are what `json.loads` makes of them. Files may be compressed (``.gz``, ``.zst``).
 """
 
 from __future__ import annotations
@@ -15,17 +15,36 @@ import numpy.typing as npt
 
 from zephon_torch.errors import DatasetError, RecordError
 from zephon_torch.io import index
+from zephon_torch.io.codecs import check_codec, codec_of
+from zephon_torch.io.decoded import open_decoded
 from zephon_torch.io.files import StoredFile
 from zephon_torch.io.formats import NoOptions
-from zephon_torch.io.formats.lines import BLANKS, BOM, NEWLINE, find_lines, line_number
+from zephon_torch.io.formats.lines import (
+    BLANKS,
+    BOM,
+    NEWLINE,
+    find_decoded_lines,
+    find_lines,
+    line_number,
+    windows,
+)
 from zephon_torch.io.formats.reader import Reader, check_bounds
 from zephon_torch.io.ranges import open_ranges
 
-INDEXER = index.Indexer("jsonl", 1, find_lines)
+
+def _build_index(file: StoredFile, advance: index.Advance) -> index.Index:
+    codec = codec_of(file.path)
+    if codec is None:
+        return index.Index(find_lines(file, advance))
+    return find_decoded_lines(file, codec, advance)
+
+
+INDEXER = index.Indexer("jsonl", 1, _build_index)
 
 _BLANK_CHARACTERS = BLANKS.decode()
 # The line number of a bad record takes reading the file up to it; over a network only this much.
 _MAX_REMOTE_BYTES_FOR_LINE = 64 << 20
+_MAX_DECODED_BYTES = 1 << 30  # of one record: a small file may claim any number
 
 _raw_decode = json.JSONDecoder().raw_decode
 
@@ -35,6 +54,8 @@ Options = NoOptions
 
 def count(file: StoredFile, options: NoOptions) -> int | None:
     """Count the records where an index exists already, else return None."""
+    if (codec := codec_of(file.path)) is not None:
+        check_codec(codec)
     return index.stored_count(file, INDEXER)
 
 
@@ -51,6 +72,8 @@ def open_reader(file: StoredFile, options: NoOptions, dataset: str, num_samples:
 class JsonlReader:
     """Random access to the lines of one file: a map of the file and a map of its index.
 
+    Of a compressed file only those blocks are decoded that hold the lines; see ``decoded.py``.
+
     Args:
         file: The file as it was when the dataset was made.
         dataset: The dataset's name, for messages.
@@ -65,7 +88,11 @@ class JsonlReader:
         self._shard = f"dataset {dataset!r}, file {file.url!r}"
         self._ranges = open_ranges(file)
         try:
-            self._offsets = index.load(file, INDEXER, num_samples)
+            found = index.load_index(file, INDEXER, num_samples)
+            self._offsets = found.offsets
+            self._is_decoded = found.blocks is not None
+            if found.blocks is not None:
+                self._ranges = open_decoded(file, self._ranges, found.blocks)
             self._check_head()
         except BaseException:
             self._ranges.close()
@@ -81,6 +108,8 @@ class JsonlReader:
         # data without a word. Record 0 has none; what is before it was checked when opening.
         num_before = np.minimum(samples, 1)
         starts, stops = self._offsets[samples] - num_before, self._offsets[samples + 1]
+        if self._is_decoded:
+            self._check_lengths(samples, stops - starts)
         values = []
         lines = self._ranges.read(starts, stops)
         for position, (line, before) in enumerate(zip(lines, num_before.tolist(), strict=True)):
@@ -96,14 +125,23 @@ class JsonlReader:
 
     def _check_head(self) -> None:
         """Refuse an index with anything but blank lines before its first record."""
-        if not self._file.num_bytes:
-            return
-        (head,) = self._ranges.read(np.zeros(1, np.int64), self._offsets[:1])
-        head = head.removeprefix(BOM)
+        start, head = int(self._offsets[0]), b"\n"
+        for number, head in enumerate(windows(self._ranges, start)):
+            if (head if number else head.removeprefix(BOM)).strip(BLANKS):
+                self._refuse_index("there is more than blank lines before its first record")
         # Without any record the file may end in the middle of a blank line.
-        is_mid_line = head and head[-1] != NEWLINE and len(self._offsets) > 1
-        if is_mid_line or head.strip(BLANKS):
+        if head[-1] != NEWLINE and head != BOM and len(self._offsets) > 1:
             self._refuse_index("there is more than blank lines before its first record")
+
+    def _check_lengths(
+        self, samples: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
+    ) -> None:
+        if int(lengths.max()) > _MAX_DECODED_BYTES:
+            at = int(lengths.argmax())
+            raise RecordError(
+                f"{self._shard}, record {samples[at]}: {lengths[at]:,} bytes when decoded, more "
+                f"than {_MAX_DECODED_BYTES:,}; leave it out or decompress the file"
+            )
 
     def _fail(self, sample: int, line: bytes, before: int, error: Exception) -> NoReturn:
         """Blame the index if its line is none, else the line."""
@@ -118,7 +156,7 @@ class JsonlReader:
         start = int(self._offsets[sample])
         if self._file.local_path is None and start > _MAX_REMOTE_BYTES_FOR_LINE:
             return f"byte {start:,} (record {sample})"
-        return f"line {line_number(self._file, start)} (record {sample})"
+        return f"line {line_number(self._ranges, start)} (record {sample})"
 
     def _refuse_index(self, reason: str) -> NoReturn:
         paths = " or ".join(map(repr, index.sidecar_paths(self._file)))

@@ -109,7 +109,7 @@ class MdsReader:
         self._shard = shard
         self._decoders = [(c.name, c.size, _decoder_of(c, file)) for c in known.columns]
         self._sizes = struct.Struct(f"<{sum(c.size is None for c in known.columns)}I")
-        self._ranges: Ranges | UnpackedFile = (
+        self._ranges: Ranges = (
             open_ranges(file)
             if known.codec is None
             else UnpackedFile(file, known.codec, known.shard_bytes, options.keep_bytes)

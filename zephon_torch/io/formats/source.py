@@ -6,7 +6,7 @@ import os
 
 import numpy as np
 
-from zephon_torch.io.ranges import Ranges, View
+from zephon_torch.io.ranges import StoredRanges, View
 
 
 class RangesFile:
@@ -19,7 +19,7 @@ class RangesFile:
 
     closed = False
 
-    def __init__(self, ranges: Ranges, num_bytes: int) -> None:
+    def __init__(self, ranges: StoredRanges, num_bytes: int) -> None:
         self._ranges = ranges
         self.num_bytes = num_bytes
         self._position = 0

@@ -1,0 +1,376 @@
+"""The cache of shards: made once, whole or not at all, and never more bytes than allowed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import random
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from processes import wait_until
+
+from zephon_torch.errors import ConfigurationError, DatasetError
+from zephon_torch.io.cache import Held, ShardCache
+
+pytestmark = pytest.mark.timeout(20)
+SIZE = 1000
+
+
+def content(key: str, num_bytes: int = SIZE) -> bytes:
+    return random.Random(key).randbytes(num_bytes)
+
+
+def writes(key: str, num_bytes: int = SIZE) -> Callable[[BinaryIO], None]:
+    def make(stream: BinaryIO) -> None:
+        made = content(key, num_bytes)
+        stream.write(made[:300])
+        stream.write(made[300:])
+
+    return make
+
+
+def never(stream: BinaryIO) -> None:
+    raise AssertionError("made again")
+
+
+def hold(cache: ShardCache, key: str, num_bytes: int = SIZE) -> Held:
+    held = cache.hold(key, num_bytes, writes(key, num_bytes))
+    assert held is not None
+    assert Path(held.path).read_bytes() == content(key, num_bytes)
+    return held
+
+
+def put(cache: ShardCache, *keys: str) -> None:
+    for key in keys:
+        hold(cache, key).close()
+
+
+def kept(cache: ShardCache, *keys: str) -> str:
+    """Those of the keys that are there."""
+    names = {path.stem for path in entries(cache)}
+    return "".join(key for key in keys if hashlib.sha256(key.encode()).hexdigest() in names)
+
+
+def entries(cache: ShardCache) -> list[Path]:
+    return sorted(Path(cache.folder).glob("*.shard"))
+
+
+def parts(cache: ShardCache) -> list[Path]:
+    return sorted(Path(cache.folder).glob("*.part"))
+
+
+def used_bytes(cache: ShardCache) -> int:
+    """While nobody makes room."""
+    total = 0
+    with cache._locked():
+        for file in os.scandir(cache.folder):
+            try:
+                total += file.stat().st_size
+            except FileNotFoundError:
+                continue
+    return total
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> ShardCache:
+    return ShardCache(tmp_path / "cache", 3 * SIZE)
+
+
+def test_an_entry_is_made_once_and_then_found(cache: ShardCache) -> None:
+    with hold(cache, "a") as first, hold(cache, "a") as second:
+        assert (first.is_new, second.is_new) == (True, False)
+        assert first.path == second.path
+    again = pickle.loads(pickle.dumps(cache)).hold("a", SIZE, never)
+    assert again is not None and not again.is_new
+    again.close()
+    again.close()
+    assert not parts(cache)
+
+
+def test_names_are_hashes_whatever_the_key(cache: ShardCache) -> None:
+    put(cache, "../../x", "s3://b/ü #?%")
+    held = cache.hold("\udcff\ud800", 0, lambda stream: None)
+    assert held is not None
+    os.unlink(held.path)
+    assert [len(path.stem) for path in entries(cache)] == [64, 64]
+
+
+def test_those_held_longest_ago_go_first(cache: ShardCache) -> None:
+    put(cache, "a", "b", "c", "a", "d")
+    assert kept(cache, "a", "b", "c", "d") == "acd"
+    put(cache, "c", "e")
+    assert kept(cache, "a", "c", "d", "e") == "cde"
+
+
+def test_what_is_held_never_goes(cache: ShardCache) -> None:
+    held = [hold(cache, key) for key in "ab"]
+    put(cache, "c", "d", "e")
+    assert kept(cache, "a", "b", "e") == "abe"
+    held.append(hold(cache, "f"))
+    assert cache.hold("g", SIZE, never) is None
+    assert kept(cache, "a", "b", "e", "f", "g") == "abf"
+    assert [Path(one.path).read_bytes() for one in held] == [content(key) for key in "abf"]
+    held[0].close()
+    hold(cache, "g").close()
+    assert kept(cache, "a", "b", "f", "g") == "bfg"
+
+
+def test_nothing_goes_in_vain(cache: ShardCache) -> None:
+    put(cache, "a", "b")
+    with hold(cache, "c"):
+        assert cache.hold("large", 2 * SIZE + 1, never) is None
+        assert kept(cache, "a", "b", "c") == "abc"
+        hold(cache, "large", 2 * SIZE).close()
+    assert used_bytes(cache) == 3 * SIZE
+
+
+def test_what_is_dropped_is_no_longer_held(cache: ShardCache) -> None:
+    held = [hold(cache, key) for key in "abc"]
+    del held[0]
+    put(cache, "d")
+
+
+def test_larger_than_the_limit_is_refused(cache: ShardCache) -> None:
+    with pytest.raises(ConfigurationError, match=r"3,001 bytes .* limit is 3,000 bytes"):
+        cache.hold("a", 3 * SIZE + 1, never)
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1.5, True, "1"])
+def test_a_limit_is_a_positive_number(tmp_path: Path, limit: int) -> None:
+    with pytest.raises(ConfigurationError, match="limit of the cache"):
+        ShardCache(tmp_path, limit)
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match=r"file/cache' cannot be used .*: name a folder"):
+        ShardCache(tmp_path / "file" / "cache", 1)
+
+
+def test_a_maker_that_fails_leaves_nothing(cache: ShardCache) -> None:
+    def fails(stream: BinaryIO) -> None:
+        stream.write(b"half")
+        raise KeyError("network")
+
+    with pytest.raises(KeyError, match="network"):
+        cache.hold("a", SIZE, fails)
+    assert not entries(cache) and not parts(cache)
+    put(cache, "a")
+
+
+@pytest.mark.parametrize("num_bytes", [0, SIZE - 1, SIZE + 1])
+def test_a_maker_must_write_what_it_said(cache: ShardCache, num_bytes: int) -> None:
+    with pytest.raises(DatasetError, match="bytes"):
+        cache.hold("a", SIZE, writes("a", num_bytes))
+    assert not entries(cache) and not parts(cache)
+
+
+def test_an_empty_entry_is_one(cache: ShardCache) -> None:
+    hold(cache, "a", 0).close()
+    assert not hold(cache, "a", 0).is_new
+
+
+def test_a_dirty_folder_is_adopted(cache: ShardCache) -> None:
+    put(cache, "a", "b", "c")
+    with hold(cache, "b") as b, hold(cache, "c") as c:
+        Path(b.path).write_bytes(b"cut")
+        dead = Path(c.path).with_name("0" * 64 + ".part")
+    dead.write_bytes(b"x" * 500)
+    foreign = Path(cache.folder, "0.shard")
+    foreign.write_bytes(b"x" * 5000)
+    smaller = ShardCache(cache.folder, 2 * SIZE)
+    assert not dead.exists()
+    assert kept(smaller, "a", "b", "c") == "bc"  # a was held longest ago
+    with hold(smaller, "b") as b, hold(smaller, "c") as c:
+        assert (b.is_new, c.is_new) == (True, False)  # b was too short
+    assert foreign.stat().st_size == 5000
+
+
+def test_threads_that_ask_at_once_get_what_one_of_them_made(cache: ShardCache) -> None:
+    made: list[int] = []
+    results: list[Held | None] = []
+
+    def slow(stream: BinaryIO) -> None:
+        made.append(threading.get_ident())
+        time.sleep(0.1)
+        writes("a")(stream)
+
+    def ask() -> None:
+        results.append(cache.hold("a", SIZE, slow))
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
+    assert sorted(held.is_new for held in results if held is not None) == [False] * 7 + [True]
+
+
+def run_forked(function: Callable[[], object]) -> int:
+    """The pid of a child that calls a function and ends with 0 if it raised nothing."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            function()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return pid
+
+
+def exit_code(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def killed(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    assert exit_code(pid) == -signal.SIGKILL
+
+
+def stuck(stream: BinaryIO) -> None:
+    stream.write(b"x" * 500)
+    time.sleep(50)
+
+
+@pytest.mark.parametrize("is_waited_for", [False, True])
+def test_after_a_killed_maker_another_one_makes_it(cache: ShardCache, is_waited_for: bool) -> None:
+    maker = run_forked(lambda: cache.hold("a", SIZE, stuck))
+    wait_until(lambda: [part.stat().st_size for part in parts(cache)] == [SIZE])
+    waiter = run_forked(lambda: put(cache, "a")) if is_waited_for else None
+    time.sleep(0.05)
+    killed(maker)
+    assert waiter is None or exit_code(waiter) == 0
+    put(cache, "a")
+    assert not parts(cache)
+
+
+def test_the_part_of_a_killed_maker_makes_room(cache: ShardCache) -> None:
+    maker = run_forked(lambda: cache.hold("a", 3 * SIZE, stuck))
+    wait_until(lambda: used_bytes(cache) == 3 * SIZE)
+    assert cache.hold("b", SIZE, never) is None  # counted in full from the beginning
+    killed(maker)
+    put(cache, "b")
+    assert not parts(cache)
+
+
+def test_a_killed_holder_holds_nothing(cache: ShardCache) -> None:
+    read, write = os.pipe()
+
+    def hold_for_ever() -> None:
+        held = [hold(cache, key) for key in "abc"]
+        os.write(write, b"%d" % len(held))
+        time.sleep(50)
+
+    holder = run_forked(hold_for_ever)
+    assert os.read(read, 1) == b"3"
+    assert cache.hold("d", SIZE, never) is None
+    killed(holder)
+    put(cache, "d")
+
+
+def test_a_forked_child_holds_nothing_and_lets_nothing_go(cache: ShardCache) -> None:
+    held = [hold(cache, key) for key in "abc"]
+    read, write = os.pipe()
+
+    def lives_on() -> None:
+        for one in held:
+            one.close()
+        assert cache.hold("d", SIZE, never) is None  # the parent's are still held
+        os.write(write, b"1")
+        time.sleep(50)
+
+    child = run_forked(lives_on)
+    assert os.read(read, 1) == b"1"
+    assert cache.hold("d", SIZE, never) is None
+    held.pop().close()
+    put(cache, "d")  # although the child had a copy of the lock
+    killed(child)
+
+
+def test_a_maker_that_forks_and_dies_is_not_waited_for(cache: ShardCache, tmp_path: Path) -> None:
+    grandchild = tmp_path / "pid"
+
+    def forks(stream: BinaryIO) -> None:
+        written = tmp_path / "pid.tmp"
+        written.write_text(str(run_forked(lambda: time.sleep(50))))
+        written.rename(grandchild)
+        time.sleep(50)
+
+    maker = run_forked(lambda: cache.hold("a", SIZE, forks))
+    wait_until(grandchild.exists)
+    killed(maker)
+    put(cache, "a")
+    os.kill(int(grandchild.read_text()), signal.SIGKILL)
+
+
+def visit(cache: ShardCache, seed: int) -> None:
+    rng = random.Random(seed)
+    held: list[Held] = []
+    for _ in range(150):
+        key = str(rng.randrange(12))
+        size = 400 + 50 * int(key)
+        one = cache.hold(key, size, writes(key, size))
+        if one is not None:
+            assert Path(one.path).read_bytes() == content(key, size)
+            held.append(one)
+        while len(held) > 2:
+            held.pop(rng.randrange(len(held))).close()
+
+
+def test_many_processes_never_exceed_the_limit(cache: ShardCache) -> None:
+    """Some of them are killed; what is read is right, what is left is usable."""
+    seeds: Iterator[int] = iter(range(1000))
+    rng, running = random.Random(0), []
+    for _ in range(8):
+        while len(running) < 3:
+            seed = next(seeds)
+            running.append(run_forked(lambda seed=seed: visit(cache, seed)))  # type: ignore[misc]
+        for _ in range(20):
+            assert used_bytes(cache) <= cache.limit_bytes
+            time.sleep(0.001)
+        killed_or_done = running.pop(rng.randrange(len(running)))
+        os.kill(killed_or_done, signal.SIGKILL)
+        assert exit_code(killed_or_done) in (0, -signal.SIGKILL)
+    assert [exit_code(pid) for pid in running] == [0] * len(running)
+    visit(cache, 0)
+    assert not parts(cache)
+
+
+steps = st.lists(st.tuples(st.sampled_from("abcdef"), st.booleans()), max_size=25)
+
+
+@settings(max_examples=25)
+@given(steps=steps)
+def test_any_sequence_keeps_what_is_held_and_the_limit(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, bool]]
+) -> None:
+    cache = ShardCache(tmp_path_factory.mktemp("cache"), 2500)
+    sizes = {key: 300 * (at + 1) for at, key in enumerate("abcdef")}
+    held: dict[str, Held] = {}
+    for key, is_wanted in steps:
+        if not is_wanted:
+            if key in held:
+                held.pop(key).close()
+            continue
+        one = cache.hold(key, sizes[key], writes(key, sizes[key]))
+        others = sum(sizes[other] for other in held if other != key)
+        assert (one is None) == (others + sizes[key] > 2500)
+        if one is not None:
+            held.setdefault(key, one)
+        for other, entry in held.items():
+            assert Path(entry.path).read_bytes() == content(other, sizes[other])
+        assert used_bytes(cache) <= 2500

@@ -1,0 +1,141 @@
+"""A real S3 server: what is refused, and a run over it that is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launch import Launch
+from processes import wait_until
+from stores import SECRET, s3_options, s3_server
+
+from zephon_torch import DataLoader
+from zephon_torch.errors import DatasetError
+from zephon_torch.io import Dataset
+
+pytestmark = pytest.mark.timeout(120)
+NUM_SHARDS, SIZE = 8, 30
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("s3")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[str]:
+    bucket = folder / "buckets" / "data"
+    bucket.mkdir(parents=True)
+    for number in range(NUM_SHARDS):
+        ids = range(number * SIZE, (number + 1) * SIZE)
+        content = "".join(json.dumps({"id": i, "pad": "." * 200}) + "\n" for i in ids)
+        (bucket / f"part {number} ü#%.jsonl").write_text(content)
+    with s3_server(folder) as url:
+        yield url
+
+
+@pytest.fixture(autouse=True)
+def indexes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZEPHON_CACHE_DIR", str(tmp_path / "indexes"))
+
+
+def dataset_of(server: str, url: str = "s3://data", **options: Any) -> Dataset:
+    return Dataset.from_path("x", url, storage_options=s3_options(server, **options))
+
+
+def ids_of(samples: Any) -> list[int]:
+    return [sample["id"] for sample in samples]
+
+
+def test_folder_file_and_pattern(server: str) -> None:
+    ids = list(range(NUM_SHARDS * SIZE))
+    assert ids_of(dataset_of(server)) == ids
+    assert ids_of(dataset_of(server, "s3://data/part [01]*.jsonl")) == ids[: 2 * SIZE]
+    assert ids_of(dataset_of(server, "s3://data/part 2 ü#%.jsonl")) == ids[2 * SIZE : 3 * SIZE]
+
+
+def test_what_is_wrong_is_told_at_once_and_without_credentials(server: str) -> None:
+    begun = time.monotonic()
+    for url, secret, words in (
+        ("s3://none", SECRET, "no file or folder 's3://none'"),
+        ("s3://none/x.jsonl", SECRET, "no file or folder 's3://none/x.jsonl'"),
+        ("s3://data/none.jsonl", SECRET, "no file or folder 's3://data/none.jsonl'"),
+        ("s3://data", "wr0ng-s3cr3t", r"cannot read 's3://data' \(PermissionError.*credentials"),
+        ("s3://data/*.jsonl", "wr0ng-s3cr3t", r"cannot read 's3://data.*credentials"),
+    ):
+        with pytest.raises(DatasetError, match=words) as caught:
+            dataset_of(server, url, secret=secret)
+        assert "s3cr3t" not in "".join(traceback.format_exception(caught.value))
+    assert time.monotonic() - begun < 20  # not tried again and again
+    dataset = dataset_of(server)
+    assert "s3cr3t" not in repr(dataset) + json.dumps(DataLoader(dataset).state_dict())
+
+
+def test_a_replaced_object_is_noticed(server: str, folder: Path) -> None:
+    path = folder / "buckets" / "data" / "part 7 ü#%.jsonl"
+    content = path.read_bytes()
+    dataset = dataset_of(server)
+    try:
+        path.write_bytes(content.replace(b"210", b"999"))
+        with pytest.raises(DatasetError, match=r"part 7 .*' changed since .* stamp -\d+ then"):
+            dataset.open(7)
+        path.write_bytes(content[:-100])
+        with pytest.raises(DatasetError, match=r"part 7 .*' changed since .* bytes then"):
+            dataset.open(7)
+    finally:
+        path.write_bytes(content)
+
+
+def test_clients_work_in_forked_children_and_in_threads(server: str) -> None:
+    dataset = dataset_of(server)
+    expected = ids_of(dataset)
+    results: list[list[int]] = []
+    threads = [threading.Thread(target=lambda: results.append(ids_of(dataset))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    children = []
+    for _ in range(2):
+        if not (pid := os.fork()):
+            code = 1
+            try:
+                code = int(ids_of(dataset) != expected)
+            finally:
+                os._exit(code)
+        children.append(pid)
+    for thread in threads:
+        thread.join()
+    assert results == [expected] * 3
+    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children] == [0, 0]
+
+
+def steps(folder: Path, rank: int) -> list[tuple[int, list[int]]]:
+    path = folder / f"notes.{rank}"
+    text = path.read_text().rpartition("\n")[0] if path.exists() else ""
+    return [tuple(json.loads(line)) for line in text.splitlines()]
+
+
+def test_two_ranks_with_two_workers_are_killed_and_go_on(server: str, tmp_path: Path) -> None:
+    dataset = dataset_of(server)
+    arguments = (tmp_path, "s3://data", json.dumps(s3_options(server)))
+    first = Launch("stored.py", *arguments, world=2, output=tmp_path / "output.1")
+    try:
+        wait_until(lambda: len(steps(tmp_path, 0)) >= 4, seconds=60)
+    finally:
+        first.kill()
+    saved = json.loads((tmp_path / "state.json").read_text())["delivered"]
+    before = [[step for step in steps(tmp_path, rank) if 0 < step[0] <= saved] for rank in range(2)]
+    noted = [len(steps(tmp_path, rank)) for rank in range(2)]
+    Launch("stored.py", *arguments, world=2, output=tmp_path / "output.2").wait()
+    ranks = [before[rank] + steps(tmp_path, rank)[noted[rank] :] for rank in range(2)]
+    together = [a[1] + b[1] for a, b in zip(*ranks, strict=True)]
+    plain = DataLoader(dataset, batch_size=12, shuffle=True, seed=4, num_threads=0)
+    assert together == [batch["id"].tolist() for batch in plain]
+    kept = sorted(path.suffix for path in (tmp_path / "cache").iterdir())
+    assert kept == [".lock", *[".shard"] * NUM_SHARDS]

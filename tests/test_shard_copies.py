@@ -1,0 +1,360 @@
+"""Loaders with a cache of shards: copied once, ahead of the loop, and never wrong."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import environment, wait_until
+from stores import WebStore
+
+from zephon_torch import DataLoader, PlanMismatch
+from zephon_torch.caching import parse_size
+from zephon_torch.errors import ConfigurationError, DatasetError
+from zephon_torch.io import Dataset, cache, retries
+
+pytest.importorskip("aiohttp")
+pytestmark = pytest.mark.timeout(60)
+NUM_SHARDS, SIZE = 6, 12
+IDS = list(range(NUM_SHARDS * SIZE))
+
+
+@pytest.fixture(autouse=True)
+def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZEPHON_CACHE_DIR", str(tmp_path / "indexes"))
+    monkeypatch.setattr(retries, "DELAYS", (0.001,) * 4)
+
+
+@pytest.fixture
+def store() -> Iterator[WebStore]:
+    with WebStore() as store:
+        names = [f"{number}.jsonl" for number in range(NUM_SHARDS)]
+        for number, name in enumerate(names):
+            store.files[f"/d/{name}"] = lines(range(number * SIZE, (number + 1) * SIZE))
+        listing = "".join(f'<a href="{name}">{name}</a> ' for name in names).encode()
+        store.files |= {"/d": listing, "/d/": listing}
+        yield store
+
+
+def lines(ids: Any) -> bytes:
+    return "".join(json.dumps({"id": i, "pad": "." * 80}) + "\n" for i in ids).encode()
+
+
+def dataset_of(store: WebStore) -> Dataset:
+    dataset = Dataset.from_path("x", f"{store.url}/d/*.jsonl")
+    assert dataset.num_shards == NUM_SHARDS
+    store.asked.clear()
+    return dataset
+
+
+def loader_of(dataset: Dataset, folder: Path, **options: Any) -> DataLoader[Any]:
+    given: dict[str, Any] = {"cache_dir": folder, "cache_limit": "1MB", "batch_size": 4}
+    return DataLoader(dataset, **(given | options))
+
+
+def ids_of(loader: DataLoader[Any]) -> list[int]:
+    return [int(i) for batch in loader for i in batch["id"]]
+
+
+def num_got(store: WebStore) -> list[int]:
+    return [store.num_asked("GET", f"/d/{number}.jsonl") for number in range(NUM_SHARDS)]
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted({path.suffix for path in folder.iterdir()})
+
+
+def test_shards_are_copied_once_and_need_no_request_again(store: WebStore, tmp_path: Path) -> None:
+    dataset = dataset_of(store)
+    with loader_of(dataset, tmp_path / "c", shuffle=True) as loader:
+        first = ids_of(loader)
+        stats = loader.stats.cache
+        assert stats.downloads == NUM_SHARDS and stats.bypassed == 0
+        assert stats.downloaded_bytes == int(dataset.shard_num_bytes.sum())
+    assert sorted(first) == IDS
+    assert num_got(store) == [1] * NUM_SHARDS
+    store.asked.clear()
+    with loader_of(dataset, tmp_path / "c", shuffle=True) as loader:
+        assert ids_of(loader) == first
+        assert (loader.stats.cache.downloads, loader.stats.cache.hits) == (0, NUM_SHARDS)
+    assert not store.asked
+    assert files_in(tmp_path / "c") == [".lock", ".shard"]  # indexes are where they were
+
+
+def test_the_order_is_the_same_without_a_cache(store: WebStore, tmp_path: Path) -> None:
+    dataset = dataset_of(store)
+    with loader_of(dataset, tmp_path / "c", shuffle=True, seed=3) as loader:
+        expected = ids_of(loader)
+    with DataLoader(dataset, batch_size=4, shuffle=True, seed=3) as loader:
+        assert ids_of(loader) == expected
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_share_one_copy(store: WebStore, tmp_path: Path, context: str) -> None:
+    dataset = dataset_of(store)
+    options = {"num_workers": 2, "multiprocessing_context": context, "shuffle": True}
+    with loader_of(dataset, tmp_path / "c", **options) as loader:
+        loader[0]  # this process has used the store before it forks
+        assert sorted(ids_of(loader)) == IDS
+    assert num_got(store) == [1] * NUM_SHARDS
+
+
+def test_local_shards_are_not_copied(folder: Path, tmp_path: Path) -> None:
+    with loader_of(Dataset.from_path("x", folder), tmp_path / "c") as loader:
+        assert ids_of(loader) == list(range(38))
+    assert files_in(tmp_path / "c") == [".lock"]
+
+
+def test_without_room_records_are_read_where_they_are(store: WebStore, tmp_path: Path) -> None:
+    dataset = dataset_of(store)
+    largest = int(dataset.shard_num_bytes.max())
+    held = cache.ShardCache(tmp_path / "c", largest).hold(
+        "other", largest, lambda stream: [stream.write(b"x" * largest)] and None
+    )
+    assert held is not None
+    with loader_of(dataset, tmp_path / "c", cache_limit=largest) as loader:
+        assert ids_of(loader) == IDS
+        assert loader.stats.cache.bypassed == NUM_SHARDS * SIZE // 4
+        assert loader.stats.cache.downloads == 0
+        held.close()
+        assert ids_of(loader) == IDS
+
+
+def test_a_limit_of_one_shard_is_enough(store: WebStore, tmp_path: Path) -> None:
+    dataset = dataset_of(store)
+    largest = int(dataset.shard_num_bytes.max())
+    with loader_of(dataset, tmp_path / "c", cache_limit=largest) as loader:
+        assert ids_of(loader) == IDS
+    used = sum(path.stat().st_size for path in (tmp_path / "c").iterdir())
+    assert used <= largest
+
+
+def test_files_without_any_stamp_are_not_copied(store: WebStore, tmp_path: Path) -> None:
+    for path in store.files:
+        store.headers[path] = {}
+    with loader_of(dataset_of(store), tmp_path / "c") as loader:
+        assert ids_of(loader) == IDS
+        assert loader.stats.cache.downloads == 0 and loader.stats.cache.bypassed
+
+
+def test_limits_that_cannot_work_are_refused(store: WebStore, tmp_path: Path) -> None:
+    dataset = dataset_of(store)
+    with pytest.raises(ConfigurationError, match=r"cache_limit is 1,000 bytes, but shard 'http.*'"):
+        loader_of(dataset, tmp_path / "c", cache_limit="1kB")
+    largest = int(dataset.shard_num_bytes.max())
+    with pytest.raises(ConfigurationError, match="2 readers have one open each: raise"):
+        loader_of(dataset, tmp_path / "c", cache_limit=2 * largest - 1, num_workers=2)
+    for options in ({"cache_limit": None}, {"cache_dir": None}):
+        with pytest.raises(ConfigurationError, match="give both"):
+            loader_of(dataset, tmp_path / "c", **options)
+    for limit in ("", "GB", "-1GB", "1XB", "1e9", 0, 1.5):
+        with pytest.raises(ConfigurationError, match="cache_limit is"):
+            loader_of(dataset, tmp_path / "c", cache_limit=limit)
+
+
+def test_sizes() -> None:
+    sizes = {"20GB": 20 * 10**9, "500MiB": 500 << 20, "1.5 kB": 1500, "7": 7, "2T": 2 * 10**12}
+    assert [parse_size("x", text) for text in sizes] == list(sizes.values())
+
+
+def test_a_copy_of_a_loader_counts_for_itself(store: WebStore, tmp_path: Path) -> None:
+    loader = loader_of(dataset_of(store), tmp_path / "c")
+    other = copy.deepcopy(loader)
+    with other:
+        assert ids_of(other) == IDS
+    assert (loader.stats.cache.downloads, other.stats.cache.downloads) == (0, NUM_SHARDS)
+
+
+# --- ahead ---------------------------------------------------------------------------------------
+
+
+def ahead_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "zephon-ahead"]
+
+
+@pytest.mark.parametrize("options", [{"num_threads": 0}, {}, {"num_workers": 1}])
+def test_what_comes_is_copied_ahead_of_the_loop(
+    store: WebStore, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    with loader_of(dataset_of(store), tmp_path / "c", prefetch_factor=1, **options) as loader:
+        batches = iter(loader)
+        next(batches)
+        wait_until(lambda: num_got(store) == [1] * NUM_SHARDS)
+        assert [int(i) for batch in batches for i in batch["id"]] == IDS[4:]
+        assert not ahead_threads()
+
+
+def test_no_more_is_held_ahead_than_half_of_the_limit(store: WebStore, tmp_path: Path) -> None:
+    dataset = dataset_of(store)
+    largest = int(dataset.shard_num_bytes.max())
+    options = {"cache_limit": 4 * largest, "num_threads": 0}
+    with loader_of(dataset, tmp_path / "c", **options) as loader:
+        batches = iter(loader)
+        next(batches)
+        wait_until(lambda: num_got(store)[:2] == [1, 1])
+        time.sleep(0.1)
+        assert num_got(store) == [1, 1, 0, 0, 0, 0]
+        for _ in range(SIZE // 4):
+            next(batches)
+        wait_until(lambda: num_got(store)[:3] == [1, 1, 1])
+        assert [int(i) for batch in batches for i in batch["id"]] == IDS[SIZE + 4 :]
+        assert loader.stats.cache.bypassed == 0
+    assert max(num_got(store)) == 1
+
+
+def test_a_shared_machine_is_shared(
+    store: WebStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "100")
+    with loader_of(dataset_of(store), tmp_path / "c", cache_limit=10_000) as loader:
+        batches = iter(loader)
+        next(batches)
+        assert not ahead_threads()
+
+
+@pytest.mark.parametrize("way", ["close", "drop", "end"])
+def test_threads_end_with_the_iteration_and_leave_no_part(
+    store: WebStore, tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = dataset_of(store)
+    store.fault = lambda method, path, count: "slow" if path[3] > "1" else None
+    loader = loader_of(dataset, tmp_path / "c", num_threads=0)
+    batches = iter(loader)
+    next(batches)
+    assert ahead_threads()
+    if way == "close":
+        loader.close()
+    elif way == "drop":
+        del batches
+    else:
+        list(batches)
+    wait_until(lambda: not ahead_threads())
+    assert files_in(tmp_path / "c") == [".lock", ".shard"]
+    loader.close()
+
+
+def test_failures_ahead_are_left_to_the_reader(store: WebStore, tmp_path: Path) -> None:
+    dataset = dataset_of(store)
+    store.fault = lambda method, path, count: "500" if path == "/d/2.jsonl" else None
+    with loader_of(dataset, tmp_path / "c") as loader:
+        seen: list[int] = []
+        with pytest.raises(DatasetError, match=r"cannot read '.*/d/2.jsonl' after 5 tries"):
+            for batch in loader:
+                seen += batch["id"].tolist()
+        assert seen == IDS[: 2 * SIZE]
+    assert files_in(tmp_path / "c") == [".lock", ".shard"]
+
+
+# --- interrupted, and changed --------------------------------------------------------------------
+
+
+def test_downloads_that_are_cut_are_made_whole(store: WebStore, tmp_path: Path) -> None:
+    """C15."""
+    dataset = dataset_of(store)
+    store.fault = lambda method, path, count: "cut" if method == "GET" and not count else None
+    with loader_of(dataset, tmp_path / "c", shuffle=True) as loader:
+        assert sorted(ids_of(loader)) == IDS
+    assert files_in(tmp_path / "c") == [".lock", ".shard"]
+
+
+SCRIPT = """
+import sys
+from zephon_torch import DataLoader
+from zephon_torch.io import Dataset
+
+url, folder = sys.argv[1:]
+dataset = Dataset.from_path("x", url)
+loader = DataLoader(dataset, batch_size=4, cache_dir=folder, cache_limit="1MB", num_workers=1)
+for step, batch in enumerate(loader):
+    print(*batch["id"].tolist(), flush=True)
+    if step == 3:
+        break
+"""
+
+
+def test_a_run_killed_while_it_downloads_and_one_that_leaves_early(
+    store: WebStore, tmp_path: Path
+) -> None:
+    """C15: the second run works on what the first one left; it exits in the middle, and cleanly."""
+    dataset = dataset_of(store)
+    store.fault = lambda method, path, count: "slow" if path > "/d/2" else None
+    killed = os.fork()
+    if killed == 0:
+        try:
+            ids_of(loader_of(dataset, tmp_path / "c"))
+        finally:
+            os._exit(1)
+    wait_until(lambda: store.num_asked("GET", "/d/3.jsonl") > 0)
+    os.kill(killed, signal.SIGKILL)
+    os.waitpid(killed, 0)
+    assert files_in(tmp_path / "c") == [".lock", ".part", ".shard"]
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, f"{store.url}/d/*.jsonl", str(tmp_path / "c")],
+        env=environment(), capture_output=True, text=True, timeout=50,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [int(word) for word in done.stdout.split()] == IDS[:16]
+    assert files_in(tmp_path / "c") == [".lock", ".shard"]
+
+
+def test_a_copy_of_another_version_is_never_used(store: WebStore, tmp_path: Path) -> None:
+    dataset = dataset_of(store)
+    with loader_of(dataset, tmp_path / "c") as loader:
+        assert ids_of(loader) == IDS
+    store.files["/d/2.jsonl"] = store.files["/d/2.jsonl"].replace(b'"id": 2', b'"id": 7')
+    with loader_of(dataset, tmp_path / "c") as loader:
+        assert ids_of(loader) == IDS  # the dataset as it was made: its copies are all there
+    with pytest.warns(UserWarning, match="anew"):
+        changed = dataset_of(store)
+    with loader_of(changed, tmp_path / "c") as loader:
+        assert ids_of(loader) != IDS
+        assert loader.stats.cache.downloads == 1
+
+
+def test_a_file_replaced_while_it_is_copied_is_refused(store: WebStore, tmp_path: Path) -> None:
+    dataset = dataset_of(store)
+
+    def replaced(method: str, path: str, count: int) -> str | None:
+        if method == "GET" and path == "/d/2.jsonl":
+            store.headers[path] = {"ETag": '"other"'}
+        return None
+
+    store.fault = replaced
+    with loader_of(dataset, tmp_path / "c") as loader:
+        with pytest.raises(DatasetError, match=r"/d/2.jsonl' changed since the dataset was made"):
+            ids_of(loader)
+
+
+def test_changed_data_is_another_plan(store: WebStore, tmp_path: Path) -> None:
+    """C16, over HTTP; the same files at another place are the same."""
+    loader = loader_of(dataset_of(store), tmp_path / "c")
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    loader.close()
+    for number in range(NUM_SHARDS):
+        path = tmp_path / "local" / f"{number}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(store.files[f"/d/{number}.jsonl"])
+    local = DataLoader(Dataset.from_path("x", tmp_path / "local"), batch_size=4)
+    local.load_state_dict(state)
+    assert ids_of(local) == IDS[4:]
+    store.files["/d/5.jsonl"] += lines([999])
+    with pytest.warns(UserWarning, match="anew"):
+        changed = loader_of(dataset_of(store), tmp_path / "c")
+    changed.load_state_dict(state)
+    with pytest.raises(PlanMismatch, match="dataset 'x'"):
+        len(changed)
+    changed.load_state_dict(state, strict=False)
+    assert ids_of(changed) == [*IDS[4:], 999]
+    changed.close()

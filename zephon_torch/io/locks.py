@@ -1,0 +1,89 @@
+"""Locks on files, for processes and threads of one machine that share a folder.
+
+They are those of ``flock(2)``: each opened file has its own, so two threads exclude each other as
+two processes do, and the kernel lets go of them when a process dies, however it dies. A forked
+child would share its parent's locks, and keep them alive after the parent's death: it lets go of
+its copies as soon as it begins.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import weakref
+from contextlib import suppress
+
+
+class FileLock:
+    """An open file that can be locked. Closed, and so unlocked, when it is dropped.
+
+    Args:
+        path: the file.
+        create: make it where it is missing.
+
+    Raises:
+        FileNotFoundError: it is missing.
+    """
+
+    def __init__(self, path: str, *, create: bool = False) -> None:
+        self.descriptor = -1
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        self.descriptor = os.open(path, flags, 0o600)
+        _live.add(self)
+
+    def try_exclusive(self) -> bool:
+        """Lock out everybody; False, and no lock, where somebody else has one."""
+        try:
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def exclusive(self) -> None:
+        """Wait until nobody else has a lock."""
+        fcntl.flock(self.descriptor, fcntl.LOCK_EX)
+
+    def shared(self) -> None:
+        """Wait until nobody locks out everybody. Of an exclusive lock it makes a shared one."""
+        fcntl.flock(self.descriptor, fcntl.LOCK_SH)
+
+    def is_at(self, path: str) -> bool:
+        """Whether a path still leads to the open file: it may be removed or renamed any time."""
+        try:
+            return os.path.samestat(os.fstat(self.descriptor), os.stat(path))
+        except FileNotFoundError:
+            return False
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the file."""
+        return os.fstat(self.descriptor).st_size
+
+    def close(self) -> None:
+        """Unlock; a second call has no effect."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            with suppress(OSError):
+                # not by closing alone: a child that is just being forked may have a copy
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: close without unlocking, since parent and child share one lock."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+_live: weakref.WeakSet[FileLock] = weakref.WeakSet()
+
+
+def _leave_all_to_parent() -> None:
+    for lock in list(_live):
+        lock.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_all_to_parent)
