@@ -71,7 +71,7 @@ def set_packed_size(folder: Path, num_bytes: int) -> None:
 
 @pytest.fixture
 def golden(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(GOLDEN, tmp_path / "golden"))
+    return Path(shutil.copytree(GOLDEN, tmp_path / "ü %20 #1?"))
 
 
 def test_every_encoding_that_streaming_wrote_is_read(golden: Path) -> None:

@@ -92,6 +92,8 @@ def test_a_pair_without_sequences_is_an_empty_shard(tmp_path: Path) -> None:
 
 
 def test_a_bin_file_is_megatrons_where_its_index_lies_beside_it(tmp_path: Path) -> None:
+    tmp_path = tmp_path / "ü %20 #1?"
+    tmp_path.mkdir()
     dataset_of(tmp_path)
     for path in (tmp_path, tmp_path / "x.bin", tmp_path / "*.bin"):
         assert Dataset.from_path("a", path).format == "megatron"
