@@ -233,6 +233,10 @@ def test_encodings_that_are_not_read_are_refused_when_the_dataset_is_made(
         one_value(tmp_path, encoding, pickle.dumps(Trap()))
 
 
+def packed(content: bytes) -> bytes:
+    return gzip.compress(content, mtime=0)  # the same names of tests in every process
+
+
 # --- compressed shards ---------------------------------------------------------------------------
 
 
@@ -256,6 +260,16 @@ def test_compressed_shards_are_unpacked_and_the_last_ones_kept(
     assert opened == ["gz"] * (2 + 3)  # the one read last is kept
 
 
+def test_the_contents_that_were_used_last_are_kept() -> None:
+    kept = unpacked._Kept()
+    for key in "abc":
+        kept.add(key, b"12", keep_bytes=5)
+        kept.find("a")
+    assert [kept.find(key) for key in "abc"] == [b"12", None, b"12"]
+    kept.add("d", b"123456", keep_bytes=5)
+    assert [kept.find(key) for key in "acd"] == [None, None, b"123456"]
+
+
 def test_a_shard_that_is_there_as_it_is_is_preferred(tmp_path: Path) -> None:
     folder_of(tmp_path, ["gz"])
     shard = tmp_path / "shard.00000.mds"
@@ -270,11 +284,11 @@ def test_a_shard_that_is_there_as_it_is_is_preferred(tmp_path: Path) -> None:
     [
         (b"", r"unpacks to 0 bytes, 126 expected"),
         (b"not gzip", r"cannot be unpacked \(gz\): Not a gzipped file"),
-        (gzip.compress(b"x" * 126)[:-9], r"cannot be unpacked \(gz\): Compressed file ended"),
-        (gzip.compress(b"x" * 126)[:-1] + b"9", r"cannot be unpacked \(gz\)"),
-        (gzip.compress(b"x" * 125), "unpacks to 125 bytes, 126 expected"),
-        (gzip.compress(b"x" * 10**7), "unpacks to 127 bytes or more, 126 expected"),
-        (gzip.compress(b"x" * 126), "it holds 2,021,161,080 records, not the 4 that index.json"),
+        (packed(b"x" * 126)[:-9], r"cannot be unpacked \(gz\): Compressed file ended"),
+        (packed(b"x" * 126)[:-1] + b"9", r"cannot be unpacked \(gz\)"),
+        (packed(b"x" * 125), "unpacks to 125 bytes, 126 expected"),
+        (packed(b"x" * 10**7), "unpacks to 127 bytes or more, 126 expected"),
+        (packed(b"x" * 126), "it holds 2,021,161,080 records, not the 4 that index.json"),
     ],
 )
 def test_a_compressed_shard_that_is_damaged_is_named(
@@ -421,6 +435,16 @@ def test_an_index_of_fewer_or_more_records_is_noticed_when_the_shard_is_opened(
         dataset.open(0)
 
 
+def test_an_index_is_read_anew_for_each_dataset_even_if_it_looks_the_same(tmp_path: Path) -> None:
+    dataset = dataset_of(tmp_path)
+    path = tmp_path / "index.json"
+    before = path.stat()
+    path.write_text(path.read_text().replace('"samples": 4', '"samples": 3'))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size
+    assert (len(dataset), len(Dataset.from_path("a", tmp_path))) == (6, 5)
+
+
 def test_a_shard_beside_those_of_the_index_is_named(tmp_path: Path) -> None:
     folder_of(tmp_path / "ok")
     for name in ("shard.00002.mds", "sub/shard.00000.mds.zstd"):
@@ -455,6 +479,8 @@ def test_a_change_after_the_dataset_was_made_is_noticed(tmp_path: Path, name: st
         (4, 1, "its records do not end where it ends"),
         (12, 1, "its records do not end where it ends"),
         (20, 1, "its records do not end where it ends"),
+        (20, 79, "its records do not end where it ends"),
+        (20, 81, "its records do not end where it ends"),
     ],
 )
 def test_a_shard_with_a_damaged_head_is_refused(
