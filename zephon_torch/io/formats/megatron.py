@@ -173,7 +173,8 @@ class SequenceReader:
         """First byte of each sample and the one behind its last, checked."""
         first, behind, index = samples, samples + 1, self._index
         if self._reads_documents:
-            first, behind = (self._entries(index.marks_start, at, "<i8") for at in (first, behind))
+            marks = np.concatenate((samples, samples + 1))
+            first, behind = self._entries(index.marks_start, marks, "<i8").reshape(2, -1)
             fits = (first >= 0) & (first <= behind) & (behind <= index.num_sequences)
             self._refuse_unless(fits, samples)
         starts, stops = self._pointers(np.concatenate((first, behind))).reshape(2, -1)
