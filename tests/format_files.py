@@ -157,7 +157,7 @@ def mds_folder(
         content = shard
         if codec is not None:
             name = f"{name}.{codec}"
-            content = gzip.compress(shard) if codec == "gz" else shard
+            content = gzip.compress(shard, mtime=0) if codec == "gz" else shard
             entry["zip_data"] = {"basename": name, "bytes": len(content), "hashes": {}}
         (folder / name).write_bytes(content)
         entries.append(entry)

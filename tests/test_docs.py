@@ -18,7 +18,8 @@ import zephon_torch
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-DOCS = sorted((ROOT / "docs").rglob("*.md"))
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+FORMATS = sorted((ROOT / "docs" / "formats").glob("*.md"))
 
 
 def blocks(language: str, text: str = README) -> list[str]:
@@ -72,8 +73,22 @@ def test_python_blocks_of_the_docs_run_in_order(page: Path, tmp_path: Path) -> N
     assert done.stdout.endswith("done\n"), done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("page", FORMATS, ids=lambda page: page.name)
+def test_python_blocks_of_the_formats_run_and_print_what_they_say(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {"__name__": "docs"}
+    found = blocks("python", page.read_text())
+    for number, block in enumerate(found):
+        exec(compile(block, f"{page.name}, Python block {number}", "exec"), namespace)
+    printed = capsys.readouterr().out.splitlines()
+    promised = re.findall(r"print\(.*\)  # (.*)$", "\n".join(found), re.MULTILINE)
+    assert found and printed == promised
+
+
 def test_the_readme_names_every_page_of_the_docs() -> None:
-    for page in DOCS:
+    for page in DOCS + FORMATS:
         assert page.relative_to(ROOT).as_posix() in README
 
 

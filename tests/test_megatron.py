@@ -91,7 +91,16 @@ def test_a_pair_without_sequences_is_an_empty_shard(tmp_path: Path) -> None:
     assert list(map(list, Dataset.from_path("a", tmp_path))) == [[], []]
 
 
+def test_documents_without_sequences_are_empty_wherever_they_are(tmp_path: Path) -> None:
+    megatron_pair(tmp_path / "x", sequences_of(), [0, 0, 5, 5, 5])
+    dataset = Dataset.from_path("a", tmp_path, unit="document")
+    for number, length in enumerate([0, 15, 0, 0]):
+        assert [len(row) for row in read(dataset, [number, number])] == [length, length]
+
+
 def test_a_bin_file_is_megatrons_where_its_index_lies_beside_it(tmp_path: Path) -> None:
+    tmp_path = tmp_path / "ü %20 #1?"
+    tmp_path.mkdir()
     dataset_of(tmp_path)
     for path in (tmp_path, tmp_path / "x.bin", tmp_path / "*.bin"):
         assert Dataset.from_path("a", path).format == "megatron"

@@ -73,7 +73,7 @@ def test_files_of_one_axis_are_cut_into_rows_and_what_is_left_is_in_no_row(tmp_p
         "c.bin": (values.tobytes(), TWO | {"dtype": np.uint16, "row_length": np.int32(5)}),
     }
     for name, (content, options) in kinds.items():
-        dataset = dataset_of(tmp_path, content, name, **options)
+        dataset = dataset_of(tmp_path / "ü %20 #1?", content, name, **options)
         assert len(dataset) == 11
         assert [row.tolist() for row in dataset] == values[:55].reshape(11, 5).tolist()
 
@@ -181,6 +181,15 @@ def test_options_that_cannot_be_are_refused_in_words(
 def test_one_axis_without_a_row_length_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="one row of 60 values: give row_length="):
         dataset_of(tmp_path, saved(ROWS.ravel()))
+
+
+def test_rows_behind_a_header_of_any_length_are_right(tmp_path: Path) -> None:
+    """Also where the values are not aligned in the file."""
+    array = np.arange(6, dtype="<i8").reshape(3, 2)
+    for padding in range(9):
+        text = "{'descr': '<i8', 'fortran_order': False, 'shape': (3, 2)}" + " " * padding
+        dataset = dataset_of(tmp_path, header(text, array.tobytes()))
+        assert read(dataset, [2, 0]).tolist() == [[4, 5], [0, 1]]
 
 
 def test_bytes_that_are_no_whole_values_are_refused(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from zephon_torch.io.formats.lines import (
     windows,
 )
 from zephon_torch.io.formats.reader import Reader, check_bounds
-from zephon_torch.io.ranges import open_ranges
+from zephon_torch.io.ranges import Ranges, open_ranges
 
 
 def _build_index(file: StoredFile, advance: index.Advance) -> index.Index:
@@ -86,7 +86,7 @@ class JsonlReader:
     def __init__(self, file: StoredFile, dataset: str, num_samples: int) -> None:
         self._file = file
         self._shard = f"dataset {dataset!r}, file {file.url!r}"
-        self._ranges = open_ranges(file)
+        self._ranges: Ranges = open_ranges(file)
         try:
             found = index.load_index(file, INDEXER, num_samples)
             self._offsets = found.offsets

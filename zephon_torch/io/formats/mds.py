@@ -64,13 +64,14 @@ def choose(storage: Storage, listed: Sequence[FileInfo]) -> list[FileInfo]:
     there = {file.path: file for file in listed}
     marker = StoredFile(storage, *there[MARKER])
     index = load_index(marker, anew=True)
+    chosen = [_file_of(shard, there, marker) for shard in index.shards]
     for path in there:
         if FORMATS["mds"].has(path, ()) and path not in index.files:
             raise DatasetError(
                 f"{storage.url(path)!r} is not listed in {marker.url!r}: move it away, or merge "
                 "the indexes"
             )
-    return [_file_of(shard, there, marker) for shard in index.shards]
+    return chosen
 
 
 def count(file: StoredFile, options: Options) -> int:

@@ -91,9 +91,9 @@ def load_index(file: StoredFile, *, anew: bool = False) -> Index:
     index = None if anew else _loaded.get(key)
     if index is None:
         index = _Parser(file).parse(b"".join(file.blocks()))
-        while len(_loaded) >= _MAX_LOADED:
-            _loaded.pop(next(iter(_loaded)), None)
         _loaded[key] = index
+        for old in list(_loaded)[:-_MAX_LOADED]:  # a copy: other threads may be here, too
+            _loaded.pop(old, None)
     return index
 
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -31,9 +30,9 @@ import numpy.typing as npt
 from zephon_torch.errors import ConfigurationError, DatasetError, RecordError
 from zephon_torch.io.files import StoredFile
 from zephon_torch.io.formats.reader import Reader, check_bounds
+from zephon_torch.io.formats.rows import RowLayout, RowReader
 from zephon_torch.io.formats.tokens import check_row_length
-from zephon_torch.io.ranges import Ranges, open_ranges
-from zephon_torch.io.rows import RowLayout, RowReader
+from zephon_torch.io.ranges import Ranges, RequestedFile, open_ranges
 
 UNITS = ("sequence", "document")
 
@@ -174,7 +173,8 @@ class SequenceReader:
         """First byte of each sample and the one behind its last, checked."""
         first, behind, index = samples, samples + 1, self._index
         if self._reads_documents:
-            first, behind = (self._entries(index.marks_start, at, "<i8") for at in (first, behind))
+            marks = np.concatenate((samples, samples + 1))
+            first, behind = self._entries(index.marks_start, marks, "<i8").reshape(2, -1)
             fits = (first >= 0) & (first <= behind) & (behind <= index.num_sequences)
             self._refuse_unless(fits, samples)
         starts, stops = self._pointers(np.concatenate((first, behind))).reshape(2, -1)
@@ -255,21 +255,21 @@ def _parse_header(file: StoredFile) -> Index:
 
 def _check_ends(file: StoredFile, index: Index) -> None:
     """Compare the first and last entries with each other and with the .bin file."""
-    with closing(open_ranges(index.file)) as ranges:
-        ends = np.array([0, index.num_documents])
-        marks = _read_entries(ranges, index.marks_start, ends, "<i8")
-        if marks.tolist() != [0, index.num_sequences]:
-            _refuse(
-                index.file,
-                f"marks documents from sequence {marks[0]} to {marks[1]}, but has "
-                f"{index.num_sequences:,} sequences",
-            )
-        num_bytes = 0
-        if index.num_sequences:
-            last = np.array([index.num_sequences - 1])
-            pointer = _read_entries(ranges, index.pointers_start, last, "<i8")
-            length = _read_entries(ranges, _HEADER.size, last, "<i4")
-            num_bytes = int(pointer[0]) + int(length[0]) * index.dtype.itemsize
+    ranges = RequestedFile(index.file)  # the file was looked at just now: not again
+    ends = np.array([0, index.num_documents])
+    marks = _read_entries(ranges, index.marks_start, ends, "<i8")
+    if marks.tolist() != [0, index.num_sequences]:
+        _refuse(
+            index.file,
+            f"marks documents from sequence {marks[0]} to {marks[1]}, but has "
+            f"{index.num_sequences:,} sequences",
+        )
+    num_bytes = 0
+    if index.num_sequences:
+        last = np.array([index.num_sequences - 1])
+        pointer = _read_entries(ranges, index.pointers_start, last, "<i8")
+        length = _read_entries(ranges, _HEADER.size, last, "<i4")
+        num_bytes = int(pointer[0]) + int(length[0]) * index.dtype.itemsize
     if num_bytes != file.num_bytes:
         raise DatasetError(
             f"{file.url!r} has {file.num_bytes:,} bytes, {num_bytes:,} by {index.file.url!r}: one "

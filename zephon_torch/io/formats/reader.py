@@ -52,7 +52,7 @@ def check_bounds(samples: npt.NDArray[np.int64], num_samples: int, shard: str) -
         RecordError: Naming the shard and the first such number.
     """
     outside = samples.view(np.uint64) >= num_samples  # as such, a negative number is a huge one
-    if outside.any():
+    if np.count_nonzero(outside):  # a tenth of the time of any()
         raise RecordError(
             f"{shard} has no record {samples[outside][0]}: it holds {num_samples:,} records, "
             "numbered from 0"

@@ -28,7 +28,7 @@ class RowLayout:
     Attributes:
         dtype: Of the values as stored; any byte order.
         row_length: Values of a row, at least 1.
-        start: Byte at which row 0 starts; a multiple of the size of a value.
+        start: Byte at which row 0 starts.
         num_rows: Rows that follow each other without a gap.
     """
 
@@ -55,7 +55,8 @@ class RowReader:
     def __init__(self, file: StoredFile, layout: RowLayout, shard: str) -> None:
         self._layout = layout
         self._shard = shard
-        self._native = layout.dtype.newbyteorder("=")
+        self._is_native = layout.dtype.isnative
+        self._is_uint64 = layout.dtype.newbyteorder("=") == np.uint64
         self._source: _MappedRows | _RequestedRows = _RequestedRows(file, layout)
         if file.local_path is not None and layout.num_rows:  # an empty file cannot be mapped
             self._source = _MappedRows(file, file.local_path, layout)
@@ -63,8 +64,10 @@ class RowReader:
     def read(self, samples: npt.NDArray[np.int64]) -> Array:
         """Rows by number, (n, row_length), as narrow as they are stored; see `Reader.read`."""
         check_bounds(samples, self._layout.num_rows, self._shard)
-        rows = self._source.take(samples).astype(self._native, copy=False)
-        return rows if self._native != np.uint64 else self._signed(rows, samples)
+        rows = self._source.take(samples)
+        if not self._is_native:
+            rows = rows.astype(self._layout.dtype.newbyteorder("="))
+        return self._signed(rows, samples) if self._is_uint64 else rows
 
     def close(self) -> None:
         """Let go of the file."""
@@ -87,15 +90,18 @@ class _MappedRows:
     def __init__(self, file: StoredFile, path: str, layout: RowLayout) -> None:
         self._file = file
         self._map: mmap.mmap | None = map_file(file, path)
-        count = layout.num_rows * layout.row_length
-        values = np.frombuffer(self._map, layout.dtype, count, layout.start)
-        self._rows: Array | None = values.reshape(layout.num_rows, layout.row_length)
+        self._dtype = layout.dtype
+        # As bytes: numpy would copy all of an array whose values are not aligned.
+        content = np.frombuffer(
+            self._map, np.uint8, layout.num_rows * layout.row_bytes, layout.start
+        )
+        self._rows: Array | None = content.reshape(layout.num_rows, layout.row_bytes)
 
     def take(self, samples: npt.NDArray[np.int64]) -> Array:
         if self._map is None or self._rows is None:
             raise DatasetError(f"the reader of {self._file.url!r} is closed")
         check_size(self._file, self._map.size())
-        return self._rows[samples]
+        return self._rows.take(samples, 0).view(self._dtype)
 
     def close(self) -> None:
         self._rows = None  # a map that an array looks into cannot be closed
