@@ -84,7 +84,9 @@ def test_python_blocks_of_the_formats_run_and_print_what_they_say(
         exec(compile(block, f"{page.name}, Python block {number}", "exec"), namespace)
     printed = capsys.readouterr().out.splitlines()
     promised = re.findall(r"print\(.*\)  # (.*)$", "\n".join(found), re.MULTILINE)
-    assert found and printed == promised
+    assert found and len(printed) == len(promised)
+    for line, expected in zip(printed, promised, strict=True):
+        assert re.fullmatch(re.escape(expected).replace(re.escape("..."), ".*"), line)
 
 
 def test_the_readme_names_every_page_of_the_docs() -> None:
