@@ -1,8 +1,10 @@
 """Arrow IPC: streams, files, and the folders that ``save_to_disk`` of HF datasets writes.
 
-Batches are found by the headers of their messages (``ipc.py``). A local file is mapped and its
-batches are views of the map: one row costs the pages that hold it. Where batches are compressed or
-have dictionaries, and over a network, a whole batch is read for a row of it, and kept for a while.
+Batches are found by the headers of their messages (``arrow_messages.py``). A local file is mapped,
+and its batches are views of the map: a row costs the pages that hold it. Where batches are
+compressed or have dictionaries, and over a network, the whole batch is read for a row of it, and
+kept for a while. Columns of nested values are validated batch by batch, others row by row: a wrong
+offset would lead out of the map.
 """
 
 from __future__ import annotations
@@ -16,11 +18,17 @@ import numpy as np
 
 from zephon_torch.errors import DatasetError, RecordError
 from zephon_torch.io.files import FileInfo, Storage, StoredFile
-from zephon_torch.io.formats.ipc import BATCH, DICTIONARY, SCHEMA, Message, find_messages
+from zephon_torch.io.formats.arrow_messages import BATCH, DICTIONARY, SCHEMA, Message, find_messages
+from zephon_torch.io.formats.arrow_types import (
+    has_dictionary,
+    is_shallow,
+    unsupported,
+    without_extensions,
+)
 from zephon_torch.io.formats.libarrow import ipc, pa
 from zephon_torch.io.formats.reader import Reader
-from zephon_torch.io.formats.sound import check_rows, has_dictionary, unsupported
 from zephon_torch.io.formats.table import (
+    Group,
     Int64Array,
     TableOptions,
     TableReader,
@@ -112,27 +120,27 @@ class _Batches:
             self._ranges.close()
             raise
 
-    def load(self, group: int, record: str) -> tuple[Any, int]:
-        """One batch as a table."""
+    def load(self, group: int, record: str) -> Group:
+        """Take one batch from the map, or read it."""
         message = self._batches[group]
         before = self._needed(message) if self._has_dictionaries else []
         parts = [self._view(part.start, part.stop) for part in (*before, message)]
+        is_view = self._is_mapped and not before and not message.is_compressed
+        is_sound = not (is_view and self._is_shallow)
         with refusing(f"{record}: batch {group}", RecordError):
             if before:
                 batch = ipc.open_stream(b"".join(parts)).read_next_batch()
             else:
                 content = ipc.read_message(pa.py_buffer(parts[0]))
                 batch = ipc.read_record_batch(content, self._schema)
-            batch.validate(full=self._has_dictionaries)
-            table = pa.Table.from_batches([batch]).select(list(self.columns))
-        is_view = self._is_mapped and not before and not message.is_compressed
-        return table, _VIEW_BYTES * len(self.columns) if is_view else table.nbytes
+            batch = without_extensions(batch.select(list(self.columns)))
+            batch.validate(full=is_sound)
+        num_bytes = _VIEW_BYTES * len(self.columns) if is_view else batch.nbytes
+        return Group(batch, num_bytes, is_sound)
 
-    def check(self, table: Any, rows: Int64Array) -> None:
-        """Look at the file's size, and at the offsets of the rows."""
+    def check(self) -> None:
+        """Compare the size of a mapped file."""
         self._ranges.check()
-        for column in table.columns:
-            check_rows(column.chunk(0), rows)
 
     def close(self) -> None:
         """Let go of the file."""
@@ -151,6 +159,7 @@ class _Batches:
             self._schema = ipc.read_schema(pa.py_buffer(content))
             self.columns = choose_columns(self._schema, options.columns, self._name)
             self._has_dictionaries = any(has_dictionary(field.type) for field in self._schema)
+            self._is_shallow = all(map(is_shallow, self.columns.values()))
         for column, kind in self.columns.items():
             if (found := unsupported(kind)) is not None:
                 raise DatasetError(

@@ -18,10 +18,12 @@ import numpy as np
 from zephon_torch.errors import DatasetError, RecordError
 from zephon_torch.extras import require
 from zephon_torch.io.files import StoredFile
+from zephon_torch.io.formats.arrow_types import without_extensions
 from zephon_torch.io.formats.libarrow import pa
 from zephon_torch.io.formats.reader import Reader
 from zephon_torch.io.formats.source import RangesFile
 from zephon_torch.io.formats.table import (
+    Group,
     Int64Array,
     TableOptions,
     TableReader,
@@ -81,8 +83,8 @@ class _Slices:
             self._ranges.close()
             raise
 
-    def load(self, group: int, record: str) -> tuple[Any, int]:
-        """One slice as a table."""
+    def load(self, group: int, record: str) -> Group:
+        """Decode one slice."""
         row_group, start = int(self._group_of[group]), int(self._start_of[group])
         stop = start + int(self.edges[group + 1] - self.edges[group])
         forward, self._forward = self._forward, None
@@ -90,16 +92,17 @@ class _Slices:
             if forward is None or forward.row_group != row_group or forward.position > start:
                 forward = self._begin(row_group)
             table = forward.read(start, stop)
+            for column, value in self._partition.items():
+                values = pa.repeat(pa.scalar(value, pa.string()), len(table))
+                table = table.append_column(column, values)
+            (batch,) = table.select(list(self.columns)).combine_chunks().to_batches()
         if stop < self._num_rows[row_group]:
             self._forward = forward
-        for column, value in self._partition.items():
-            table = table.append_column(
-                column, pa.repeat(pa.scalar(value, pa.string()), len(table))
-            )
-        return table.select(list(self.columns)), table.nbytes
+        return Group(without_extensions(batch), batch.nbytes, is_sound=True)
 
-    def check(self, table: Any, rows: Int64Array) -> None:
-        """Nothing: what was decoded is sound and owns its memory."""
+    def check(self) -> None:
+        """Refuse when closed."""
+        self._ranges.check()
 
     def close(self) -> None:
         """Let go of the file."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count, pairwise
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -150,6 +150,20 @@ def refusing(
         raise kind(f"{what} cannot be decoded: {text}") from error
 
 
+class Group(NamedTuple):
+    """Rows that were decoded at once.
+
+    Attributes:
+        batch: ``pyarrow.RecordBatch`` of the chosen columns.
+        num_bytes: of memory that it keeps.
+        is_sound: whether it was validated; else each row is when it is wanted.
+    """
+
+    batch: Any
+    num_bytes: int
+    is_sound: bool
+
+
 class Groups(Protocol):
     """Rows of one open file, in groups that are decoded at once."""
 
@@ -158,15 +172,15 @@ class Groups(Protocol):
         """int64[num_groups + 1]: number of the first row of each group, then of all rows."""
         ...
 
-    def load(self, group: int, record: str) -> tuple[Any, int]:
-        """Table of one group with the chosen columns, and the bytes of memory that it keeps.
+    def load(self, group: int, record: str) -> Group:
+        """Decode a group.
 
         Raises RecordError, beginning with the `record` that is wanted of it, if it is corrupt.
         """
         ...
 
-    def check(self, table: Any, rows: Int64Array) -> None:
-        """Raise unless these rows of a group may be touched."""
+    def check(self) -> None:
+        """Raise unless loaded groups may be touched: see `Ranges.check`."""
         ...
 
     def close(self) -> None:
@@ -187,7 +201,7 @@ class TableReader:
     """
 
     def __init__(self, groups: Groups, shard: str, num_samples: int) -> None:
-        self._groups: Groups | None = groups
+        self._groups = groups
         self._edges = groups.edges
         self._shard = shard
         self._number = next(_numbers)
@@ -199,78 +213,89 @@ class TableReader:
             )
 
     def read(self, samples: Int64Array) -> list[dict[str, Any]]:
-        """Rows by number, group by group; see `Reader.read`."""
-        if self._groups is None:
-            raise DatasetError(f"the reader of {self._shard} is closed")
+        """Rows by number, in the order of the file; see `Reader.read`."""
         samples = np.asarray(samples, dtype=np.int64)
+        self._groups.check()
+        check_bounds(samples, int(self._edges[-1]), self._shard)
         if not len(samples):
             return []
-        check_bounds(samples, int(self._edges[-1]), self._shard)
-        groups = np.searchsorted(self._edges, samples, side="right") - 1
-        order = np.argsort(groups, kind="stable")
-        cuts = np.flatnonzero(np.diff(groups[order])) + 1
+        order = np.argsort(samples, kind="stable")
+        try:
+            rows = self._read_sorted(samples[order])
+        except RecordError:
+            if len(samples) == 1:
+                raise
+            # The bad one among them names itself.
+            rows = [row for i in order for row in self._read_sorted(samples[i : i + 1])]
         values: list[Any] = [None] * len(samples)
-        for start, stop in pairwise((0, *cuts.tolist(), len(samples))):
-            places = order[start:stop]
-            rows = self._read_group(self._groups, int(groups[places[0]]), samples[places])
-            for place, row in zip(places.tolist(), rows, strict=True):
-                values[place] = row
+        for place, row in zip(order.tolist(), rows, strict=True):
+            values[place] = row
         return values
 
     def close(self) -> None:
         """Forget the groups and let go of the file."""
-        if self._groups is not None:
-            _kept.forget(self._number)
-            self._groups.close()
-            self._groups = None
+        _kept.forget(self._number)
+        self._groups.close()
 
-    def _read_group(self, groups: Groups, group: int, samples: Int64Array) -> list[dict[str, Any]]:
+    def _read_sorted(self, samples: Int64Array) -> list[dict[str, Any]]:
         record = f"{self._shard}, record {samples[0]}"
-        key = (self._number, group)
-        if (table := _kept.get(key)) is None:
-            table, num_bytes = groups.load(group, record)
-            _kept.put(key, table, num_bytes)
-        try:
-            return self._values(groups, table, record, samples - self._edges[group])
-        except RecordError:
-            if len(samples) == 1:
-                raise
-        return [self._read_group(groups, group, samples[i : i + 1])[0] for i in range(len(samples))]
-
-    def _values(
-        self, groups: Groups, table: Any, record: str, rows: Int64Array
-    ) -> list[dict[str, Any]]:
+        groups = np.searchsorted(self._edges, samples, side="right") - 1
+        cuts = np.flatnonzero(np.diff(groups)) + 1
+        parts: list[Any] = []
+        for start, stop in pairwise((0, *cuts.tolist(), len(samples))):
+            number = int(groups[start])
+            group = self._load(number, record)
+            with refusing(record, RecordError):
+                parts += _pick(group, samples[start:stop] - self._edges[number])
         with refusing(record, RecordError):
-            groups.check(table, rows)
-            values: list[dict[str, Any]] = table.take(pa.array(rows)).to_pylist()
-            return values
+            rows: list[dict[str, Any]] = pa.Table.from_batches(parts).to_pylist()
+        return rows
+
+    def _load(self, number: int, record: str) -> Group:
+        key = (self._number, number)
+        if (group := _kept.get(key)) is None:
+            group = self._groups.load(number, record)
+            _kept.put(key, group)
+        return group
+
+
+def _pick(group: Group, rows: Int64Array) -> list[Any]:
+    """Batches of ascending rows: one that owns its memory, or views of each, validated."""
+    if group.is_sound:
+        return [group.batch.take(pa.array(rows))]
+    parts = []
+    cuts = np.flatnonzero(np.diff(rows) != 1) + 1
+    for start, stop in pairwise((0, *cuts.tolist(), len(rows))):
+        part = group.batch.slice(int(rows[start]), stop - start)
+        part.validate(full=True)
+        parts.append(part)
+    return parts
 
 
 _numbers = count()  # of readers: an id() may come again
 
 
 class _Kept(threading.local):
-    """Decoded groups of one thread by (reader, group), the least recently used first."""
+    """Groups of one thread by (reader, group), the least recently used first."""
 
     def __init__(self) -> None:
-        self._tables: OrderedDict[tuple[int, int], tuple[Any, int]] = OrderedDict()
+        self._groups: OrderedDict[tuple[int, int], Group] = OrderedDict()
         self._num_bytes = 0
 
-    def get(self, key: tuple[int, int]) -> Any:
-        if key not in self._tables:
-            return None
-        self._tables.move_to_end(key)
-        return self._tables[key][0]
+    def get(self, key: tuple[int, int]) -> Group | None:
+        if (group := self._groups.get(key)) is not None:
+            self._groups.move_to_end(key)
+        return group
 
-    def put(self, key: tuple[int, int], table: Any, num_bytes: int) -> None:
-        self._tables[key] = (table, num_bytes)
-        self._num_bytes += num_bytes
-        while self._num_bytes > KEPT_BYTES and len(self._tables) > 1:
-            self._num_bytes -= self._tables.popitem(last=False)[1][1]
+    def put(self, key: tuple[int, int], group: Group) -> None:
+        self._groups[key] = group
+        self._num_bytes += group.num_bytes
+        while self._num_bytes > KEPT_BYTES and len(self._groups) > 1:
+            self._num_bytes -= self._groups.popitem(last=False)[1].num_bytes
 
     def forget(self, reader: int) -> None:
-        for key in [key for key in self._tables if key[0] == reader]:
-            self._num_bytes -= self._tables.pop(key)[1]
+        for key in [key for key in self._groups if key[0] == reader]:
+            self._num_bytes -= self._groups.pop(key).num_bytes
 
 
 _kept = _Kept()
