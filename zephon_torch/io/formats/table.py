@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count, pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -97,32 +97,44 @@ def count_alike(
         DatasetError: two files differ in a column.
     """
     counts: list[int] = []
-    expected: Mapping[str, Any] = {}
+    known: dict[str, tuple[Any, StoredFile]] = {}  # type of a column, and a file that has it so
     for file in files:
         try:
             num_rows, found = inspect(file, options)
         except DatasetError:
             file.check_unchanged()  # being written is the better reason
             raise
-        if not counts:
-            expected = found
-        elif found != expected:
-            _refuse_different(files[0], expected, file, found)
+        if known and found.keys() != known.keys():
+            _refuse_missing(files[0], known.keys(), file, found.keys())
+        for name, kind in found.items():
+            expected, other = known.setdefault(name, (kind, file))
+            if expected == pa.null():
+                known[name] = (kind, file)
+            elif kind not in (expected, pa.null()):
+                _refuse_different(name, (expected, other), (kind, file))
         counts.append(num_rows)
         advance(file.num_bytes)
     return counts
 
 
-def _refuse_different(
-    first: StoredFile, expected: Mapping[str, Any], other: StoredFile, found: Mapping[str, Any]
-) -> None:
-    names = [*expected, *(name for name in found if name not in expected)]
-    name = next(name for name in names if expected.get(name) != found.get(name))
-    types = [str(schema[name]) if name in schema else "missing" for schema in (expected, found)]
+_REMEDY = "choose common ones with columns=, or make one dataset of each kind"
+
+
+def _refuse_missing(
+    first: StoredFile, known: Collection[str], file: StoredFile, found: Collection[str]
+) -> NoReturn:
+    name = next(name for name in (*known, *found) if name not in known or name not in found)
+    there, lacks = (first, file) if name in known else (file, first)
     raise DatasetError(
-        f"files of one dataset have different columns: {name!r} is {types[0]} in {first.url!r} and "
-        f"{types[1]} in {other.url!r}; choose common ones with columns=, or make one dataset of "
-        "each kind"
+        f"files of one dataset have different columns: {there.url!r} has {name!r}, {lacks.url!r} "
+        f"has not; {_REMEDY}"
+    )
+
+
+def _refuse_different(name: str, *kinds: tuple[Any, StoredFile]) -> NoReturn:
+    described = " and ".join(f"{kind} in {file.url!r}" for kind, file in kinds)
+    raise DatasetError(
+        f"files of one dataset have different columns: {name!r} is {described}; {_REMEDY}"
     )
 
 
