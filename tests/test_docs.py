@@ -18,7 +18,7 @@ import zephon_torch
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-DOCS = sorted((ROOT / "docs").glob("*.md"))
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
 
 
 def blocks(language: str, text: str = README) -> list[str]:
@@ -74,7 +74,7 @@ def test_python_blocks_of_the_docs_run_in_order(page: Path, tmp_path: Path) -> N
 
 def test_the_readme_names_every_page_of_the_docs() -> None:
     for page in DOCS:
-        assert f"docs/{page.name}" in README
+        assert page.relative_to(ROOT).as_posix() in README
 
 
 def test_shell_blocks_of_the_readme_name_what_exists() -> None:

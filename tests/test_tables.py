@@ -272,6 +272,21 @@ def test_urls_read_as_local_files(
     assert [dataset[i]["text"] for i in (23, 4, 12)] == ["t23 ö", "t4 ö", "t12 ö"]
 
 
+def test_files_read_by_url_before_a_fork_are_read_after_it(tmp_path: Path, memory: Any) -> None:
+    """Requests of pyarrow are made by threads of its own, which no fork copies."""
+    for number, (extension, write) in enumerate(KINDS.items()):
+        path = tmp_path / f"{number}{extension}"
+        write(small(), path)
+        memory.pipe(f"/{number}/x{extension}", path.read_bytes())
+    datasets = {str(i): Dataset.from_path(str(i), f"memory://{i}") for i in range(len(KINDS))}
+    workers = {"num_workers": 2, "multiprocessing_context": "fork"}
+    mixture = dict.fromkeys(datasets, 1)
+    expected = [row for dataset in datasets.values() for row in dataset]
+    with DataLoader(datasets, 4, mixture=mixture, collate_fn=list, **workers) as loader:
+        rows = [row for batch in loader for row in batch]
+    assert sorted(row["id"] for row in rows) == sorted(row["id"] for row in expected)
+
+
 @EVERY
 def test_failing_storage_is_no_bad_record(
     extension: str, write: Write, tmp_path: Path, memory: Any, monkeypatch: pytest.MonkeyPatch

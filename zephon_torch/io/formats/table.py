@@ -149,6 +149,8 @@ def refusing(
         kind: of the error.
         source: what pyarrow reads from; what its storage raises comes as it is.
     """
+    if source is not None:
+        source.failure = None
     try:
         yield
     except ZephonError:
@@ -159,7 +161,9 @@ def refusing(
         if source is not None and source.failure is not None:
             raise source.failure from None
         text = str(error).partition("\n")[0] or type(error).__name__
-        raise kind(f"{what} cannot be decoded: {text}") from error
+        remedy = "restore the file"
+        remedy += ", or see on_error=" if kind is RecordError else " or move it out of the dataset"
+        raise kind(f"{what} cannot be decoded: {text}; {remedy}") from error
 
 
 class Group(NamedTuple):
