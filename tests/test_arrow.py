@@ -8,12 +8,15 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 
 from zephon_torch import DataLoader
 from zephon_torch.errors import DatasetError, RecordError
 from zephon_torch.io import Dataset
+from zephon_torch.io.index import StaleIndexWarning
+from zephon_torch.io.storage import RemoteStorage
 
 pa = pytest.importorskip("pyarrow")
 ipc = pytest.importorskip("pyarrow.ipc")
@@ -63,6 +66,38 @@ def test_rows_of_a_local_file_are_read_without_copying_their_batch(tmp_path: Pat
     with closing(dataset.open(0)) as reader:
         assert [row["id"] for row in reader.read(np.array([1500, 7]))] == [500, 7]
         assert pa.total_allocated_bytes() - before < 100_000
+
+
+def test_opening_a_remote_file_again_takes_a_few_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first time each header tells where the next one is."""
+    monkeypatch.setenv("ZEPHON_CACHE_DIR", str(tmp_path / "cache"))
+    batches = [batch_of(id=[i], noise=[bytes(100_000)]) for i in range(30)]
+    fs = fsspec.filesystem("memory")
+    fs.pipe("/arrow/x.arrow", write(tmp_path / "x.arrow", *batches).read_bytes())
+    requests: list[int] = []
+    read_ranges = RemoteStorage.read_ranges
+
+    def record(self: Any, path: str, starts: Any, stops: Any) -> Any:
+        requests.append(int((stops - starts).sum()))
+        return read_ranges(self, path, starts, stops)
+
+    monkeypatch.setattr(RemoteStorage, "read_ranges", record)
+    dataset = Dataset.from_path("a", "memory://arrow")
+    assert len(requests) > 30 and sum(requests) < 1_000_000
+    requests.clear()
+    with closing(dataset.open(0)) as reader:
+        assert len(requests) < 6
+        requests.clear()
+        assert [row["id"] for row in reader.read(np.array([17, 3]))] == [17, 3]
+        assert len(requests) == 2 and sum(requests) < 210_000
+    # another file under the same name
+    fs.pipe("/arrow/x.arrow", write(tmp_path / "x.arrow", *batches[::-1][:20]).read_bytes())
+    with pytest.warns(StaleIndexWarning, match=r"x\.arrow"):
+        dataset = Dataset.from_path("a", "memory://arrow")
+    assert [row["id"] for row in dataset] == [*range(29, 9, -1)]
+    fs.store.clear()
 
 
 def dictionary(*values: str, indices: Any) -> Any:

@@ -247,7 +247,8 @@ def test_closed_reader_says_so_and_leaves_nothing_open(
 
 
 @pytest.fixture
-def memory() -> Iterator[Any]:
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setenv("ZEPHON_CACHE_DIR", str(tmp_path / "cache"))
     fs = fsspec.filesystem("memory")
     fs.store.clear()
     yield fs

@@ -123,6 +123,11 @@ class RequestedFile:
         self._is_closed = True
 
 
+def view(ranges: Ranges, start: int, stop: int) -> View:
+    """One range, as `Ranges.views` gives it."""
+    return ranges.views(np.array([start]), np.array([stop]))[0]
+
+
 def _map_file(file: StoredFile, path: str) -> mmap.mmap:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -12,13 +12,23 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from zephon_torch.errors import DatasetError, RecordError
+from zephon_torch.io import index
 from zephon_torch.io.files import FileInfo, Storage, StoredFile
-from zephon_torch.io.formats.arrow_messages import BATCH, DICTIONARY, SCHEMA, Message, find_messages
+from zephon_torch.io.formats.arrow_messages import (
+    BATCH,
+    DICTIONARY,
+    HEADER_BYTES,
+    SCHEMA,
+    Message,
+    ReadView,
+    find_messages,
+)
 from zephon_torch.io.formats.arrow_types import (
     has_dictionary,
     is_shallow,
@@ -36,7 +46,7 @@ from zephon_torch.io.formats.table import (
     count_alike,
     refusing,
 )
-from zephon_torch.io.ranges import View, open_ranges
+from zephon_torch.io.ranges import View, open_ranges, view
 
 _STATE = "state.json"
 _SPLITS = "dataset_dict.json"
@@ -104,6 +114,17 @@ def _inspect(file: StoredFile, options: TableOptions) -> tuple[int, dict[str, An
         return int(batches.edges[-1]), batches.columns
 
 
+def _find_places(file: StoredFile, advance: index.Advance) -> index.Offsets:
+    """Where each message starts, then the size of the file."""
+    with closing(open_ranges(file)) as ranges:
+        found = find_messages(partial(view, ranges), file.num_bytes, repr(file.url))
+        starts = [message.start for message in found]
+    return np.array([*starts, file.num_bytes], dtype=np.int64)
+
+
+_INDEXER = index.Indexer("arrow", 1, _find_places)
+
+
 class _Batches:
     """The record batches of one open file."""
 
@@ -113,9 +134,10 @@ class _Batches:
         if not file.num_bytes:
             raise DatasetError(f"{self._name} is empty: restore it or move it out of the dataset")
         self._ranges = open_ranges(file)
+        self._view = partial(view, self._ranges)
         try:
-            messages = list(find_messages(self._view, file.num_bytes, self._name))
-            self._open(messages, options)
+            read = self._view if self._is_mapped else self._request_headers(file)
+            self._open(list(find_messages(read, file.num_bytes, self._name)), options)
         except BaseException:
             self._ranges.close()
             raise
@@ -167,6 +189,26 @@ class _Batches:
                     "supported: choose others with columns=, or write it anew"
                 )
 
+    def _request_headers(self, file: StoredFile) -> ReadView:
+        """Request the headers of all messages together, where an index says they are.
+
+        The index saves one request after the other; what it says is not relied on.
+        """
+        known = index.stored_count(file, _INDEXER)
+        if known is None:
+            places = index.build(file, _INDEXER, lambda _: None)
+        else:
+            places = index.load(file, _INDEXER, known)
+        starts = places[:-1]
+        stops = np.minimum(starts + HEADER_BYTES, file.num_bytes)
+        held = dict(zip(starts.tolist(), self._ranges.read(starts, stops), strict=True))
+
+        def read(start: int, stop: int) -> View:
+            head = held.get(start, b"")
+            return head[: stop - start] if stop - start <= len(head) else self._view(start, stop)
+
+        return read
+
     def _needed(self, batch: Message) -> list[Message]:
         """The schema, and the dictionaries that hold for a batch."""
         needed: dict[int, list[Message]] = {}
@@ -177,6 +219,3 @@ class _Batches:
                 needed.setdefault(message.dictionary, []).append(message)
         found = (message for messages in needed.values() for message in messages)
         return [self._first, *sorted(found, key=lambda message: message.start)]
-
-    def _view(self, start: int, stop: int) -> View:
-        return self._ranges.views(np.array([start]), np.array([stop]))[0]
