@@ -147,7 +147,7 @@ VALUES: dict[str, tuple[Any, list[Any]]] = {
     "decimal": (pa.decimal128(20, 2), [decimal.Decimal("1.25"), None, decimal.Decimal("-0.01")]),
     "list": (pa.list_(pa.int32()), [[], None, [1, None]]),
     "lists": (pa.list_(pa.list_(pa.string())), [[["a"], []], None, [None]]),
-    "fixed": (pa.list_(pa.int8(), 2), [[1, 2], None, [3, None]]),
+    "fixed": (pa.list_(pa.int8(), 2), [[1, 2], [5, 6], [3, None]]),
     "struct": (
         pa.struct({"a": pa.string(), "b": pa.list_(pa.int64())}),
         [{"a": "x", "b": [1]}, None, {"a": None, "b": None}],
