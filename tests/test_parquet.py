@@ -85,9 +85,9 @@ def test_large_row_groups_are_decoded_in_slices_forward(
     decoded.clear()
     with closing(dataset.open(0)) as reader:
         assert reader._groups.edges[-1] == 200 and len(reader._groups.edges) > 8
-        for number in (5, 40, 99, 150, 199, 150, 60):
+        for number in (5, 40, 20, 99, 150, 199, 150, 60):
             assert reader.read(np.array([number]))[0]["id"] == number
-        assert decoded == [0, 1, 1, 0]
+        assert decoded == [0, 0, 1, 1, 0]
         numbers = np.random.Generator(np.random.Philox(0)).permutation(200)
         assert [row["id"] for row in reader.read(numbers)] == numbers.tolist()
 
@@ -179,7 +179,9 @@ def test_remote_reading_requests_footer_and_row_groups_only(
 
 
 def test_local_reading_starts_no_thread(tmp_path: Path) -> None:
+    """Seen in a child, which begins with one, whatever other tests have started here."""
     dataset = Dataset.from_path("a", write(tmp_path / "x.parquet"))
-    before = set(os.listdir("/proc/self/task"))
-    assert len(list(dataset)) == 40
-    assert set(os.listdir("/proc/self/task")) <= before
+    if not (child := os.fork()):
+        is_alone = len(list(dataset)) == 40 and len(os.listdir("/proc/self/task")) == 1
+        os._exit(0 if is_alone else 1)
+    assert os.waitpid(child, 0)[1] == 0
