@@ -182,6 +182,9 @@ def test_local_reading_starts_no_thread(tmp_path: Path) -> None:
     """Seen in a child, which begins with one, whatever other tests have started here."""
     dataset = Dataset.from_path("a", write(tmp_path / "x.parquet"))
     if not (child := os.fork()):
-        is_alone = len(list(dataset)) == 40 and len(os.listdir("/proc/self/task")) == 1
-        os._exit(0 if is_alone else 1)
+        is_alone = False
+        try:
+            is_alone = len(list(dataset)) == 40 and len(os.listdir("/proc/self/task")) == 1
+        finally:
+            os._exit(0 if is_alone else 1)
     assert os.waitpid(child, 0)[1] == 0
