@@ -5,12 +5,10 @@ A sample is a dict of plain Python values, as pyarrow's ``to_pylist`` makes them
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count, pairwise
+from itertools import pairwise
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
@@ -18,14 +16,12 @@ import numpy.typing as npt
 
 from zephon_torch.errors import ConfigurationError, DatasetError, RecordError, ZephonError
 from zephon_torch.io.files import StoredFile
+from zephon_torch.io.formats.kept import kept, numbers
 from zephon_torch.io.formats.libarrow import pa
 from zephon_torch.io.formats.reader import check_bounds
 from zephon_torch.io.formats.source import RangesFile
 
 Int64Array = npt.NDArray[np.int64]
-
-# Decoded groups that one thread keeps, over all its readers; one group is kept whatever its size.
-KEPT_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -220,7 +216,7 @@ class TableReader:
         self._groups = groups
         self._edges = groups.edges
         self._shard = shard
-        self._number = next(_numbers)
+        self._number = next(numbers)
         if (now := int(self._edges[-1])) != num_samples:
             groups.close()
             raise DatasetError(
@@ -250,7 +246,7 @@ class TableReader:
 
     def close(self) -> None:
         """Forget the groups and let go of the file."""
-        _kept.forget(self._number)
+        kept.forget(self._number)
         self._groups.close()
 
     def _read_sorted(self, samples: Int64Array) -> list[dict[str, Any]]:
@@ -269,9 +265,10 @@ class TableReader:
 
     def _load(self, number: int, record: str) -> Group:
         key = (self._number, number)
-        if (group := _kept.get(key)) is None:
+        group: Group | None = kept.get(key)
+        if group is None:
             group = self._groups.load(number, record)
-            _kept.put(key, group)
+            kept.put(key, group, group.num_bytes)
         return group
 
 
@@ -287,32 +284,3 @@ def _pick(group: Group, rows: Int64Array) -> list[Any]:
         part.validate(full=True)
         parts.append(part)
     return parts
-
-
-_numbers = count()  # of readers: an id() may come again
-
-
-class _Kept(threading.local):
-    """Groups of one thread by (reader, group), the least recently used first."""
-
-    def __init__(self) -> None:
-        self._groups: OrderedDict[tuple[int, int], Group] = OrderedDict()
-        self._num_bytes = 0
-
-    def get(self, key: tuple[int, int]) -> Group | None:
-        if (group := self._groups.get(key)) is not None:
-            self._groups.move_to_end(key)
-        return group
-
-    def put(self, key: tuple[int, int], group: Group) -> None:
-        self._groups[key] = group
-        self._num_bytes += group.num_bytes
-        while self._num_bytes > KEPT_BYTES and len(self._groups) > 1:
-            self._num_bytes -= self._groups.popitem(last=False)[1].num_bytes
-
-    def forget(self, reader: int) -> None:
-        for key in [key for key in self._groups if key[0] == reader]:
-            self._num_bytes -= self._groups.pop(key).num_bytes
-
-
-_kept = _Kept()
