@@ -349,9 +349,7 @@ def test_compressed_tars_are_refused(tmp_path: Path, name: str) -> None:
     write(tmp_path, GOOD)
     path = write(tmp_path, b"", name)
     for given in (tmp_path, path, tmp_path / "a*"):
-        with pytest.raises(
-            DatasetError, match=f"{name}' is compressed in a way that is not"
-        ):
+        with pytest.raises(DatasetError, match=f"{name}' is compressed in a way that is not"):
             Dataset.from_path("a", given)
 
 

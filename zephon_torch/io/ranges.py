@@ -135,6 +135,11 @@ class RequestedFile:
         self._is_closed = True
 
 
+def view(ranges: StoredRanges, start: int, stop: int) -> View:
+    """One range, as `StoredRanges.views` gives it."""
+    return ranges.views(np.array([start]), np.array([stop]))[0]
+
+
 def map_file(file: StoredFile, path: str) -> mmap.mmap:
     """Map a local file that is not empty, as far as it reached when its dataset was made.
 

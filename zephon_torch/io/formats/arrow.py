@@ -1,8 +1,10 @@
 """Arrow IPC: streams, files, and the folders that ``save_to_disk`` of HF datasets writes.
 
-Batches are found by the headers of their messages (``ipc.py``). A local file is mapped and its
-batches are views of the map: one row costs the pages that hold it. Where batches are compressed or
-have dictionaries, and over a network, a whole batch is read for a row of it, and kept for a while.
+Batches are found by the headers of their messages (``arrow_messages.py``). A local file is mapped,
+and its batches are views of the map: a row costs the pages that hold it. Where batches are
+compressed or have dictionaries, and over a network, the whole batch is read for a row of it, and
+kept for a while. Columns of nested values are validated batch by batch, others row by row: a wrong
+offset would lead out of the map.
 """
 
 from __future__ import annotations
@@ -10,17 +12,33 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from zephon_torch.errors import DatasetError, RecordError
+from zephon_torch.io import index
 from zephon_torch.io.files import FileInfo, Storage, StoredFile
-from zephon_torch.io.formats.ipc import BATCH, DICTIONARY, SCHEMA, Message, find_messages
+from zephon_torch.io.formats.arrow_messages import (
+    BATCH,
+    DICTIONARY,
+    HEADER_BYTES,
+    SCHEMA,
+    Message,
+    ReadView,
+    find_messages,
+)
+from zephon_torch.io.formats.arrow_types import (
+    has_dictionary,
+    is_shallow,
+    unsupported,
+    without_extensions,
+)
 from zephon_torch.io.formats.libarrow import ipc, pa
 from zephon_torch.io.formats.reader import Reader
-from zephon_torch.io.formats.sound import check_rows, has_dictionary, unsupported
 from zephon_torch.io.formats.table import (
+    Group,
     Int64Array,
     TableOptions,
     TableReader,
@@ -28,7 +46,7 @@ from zephon_torch.io.formats.table import (
     count_alike,
     refusing,
 )
-from zephon_torch.io.ranges import View, open_ranges
+from zephon_torch.io.ranges import View, open_ranges, view
 
 _STATE = "state.json"
 _SPLITS = "dataset_dict.json"
@@ -96,6 +114,17 @@ def _inspect(file: StoredFile, options: TableOptions) -> tuple[int, dict[str, An
         return int(batches.edges[-1]), batches.columns
 
 
+def _find_places(file: StoredFile, advance: index.Advance) -> index.Offsets:
+    """Where each message starts, then the size of the file."""
+    with closing(open_ranges(file)) as ranges:
+        found = find_messages(partial(view, ranges), file.num_bytes, repr(file.url))
+        starts = [message.start for message in found]
+    return np.array([*starts, file.num_bytes], dtype=np.int64)
+
+
+_INDEXER = index.Indexer("arrow", 1, _find_places)
+
+
 class _Batches:
     """The record batches of one open file."""
 
@@ -105,34 +134,35 @@ class _Batches:
         if not file.num_bytes:
             raise DatasetError(f"{self._name} is empty: restore it or move it out of the dataset")
         self._ranges = open_ranges(file)
+        self._view = partial(view, self._ranges)
         try:
-            messages = list(find_messages(self._view, file.num_bytes, self._name))
-            self._open(messages, options)
+            read = self._view if self._is_mapped else self._request_headers(file)
+            self._open(list(find_messages(read, file.num_bytes, self._name)), options)
         except BaseException:
             self._ranges.close()
             raise
 
-    def load(self, group: int, record: str) -> tuple[Any, int]:
-        """One batch as a table."""
+    def load(self, group: int, record: str) -> Group:
+        """Take one batch from the map, or read it."""
         message = self._batches[group]
         before = self._needed(message) if self._has_dictionaries else []
         parts = [self._view(part.start, part.stop) for part in (*before, message)]
+        is_view = self._is_mapped and not before and not message.is_compressed
+        is_sound = not (is_view and self._is_shallow)
         with refusing(f"{record}: batch {group}", RecordError):
             if before:
                 batch = ipc.open_stream(b"".join(parts)).read_next_batch()
             else:
                 content = ipc.read_message(pa.py_buffer(parts[0]))
                 batch = ipc.read_record_batch(content, self._schema)
-            batch.validate(full=self._has_dictionaries)
-            table = pa.Table.from_batches([batch]).select(list(self.columns))
-        is_view = self._is_mapped and not before and not message.is_compressed
-        return table, _VIEW_BYTES * len(self.columns) if is_view else table.nbytes
+            batch = without_extensions(batch.select(list(self.columns)))
+            batch.validate(full=is_sound)
+        num_bytes = _VIEW_BYTES * len(self.columns) if is_view else batch.nbytes
+        return Group(batch, num_bytes, is_sound)
 
-    def check(self, table: Any, rows: Int64Array) -> None:
-        """Look at the file's size, and at the offsets of the rows."""
+    def check(self) -> None:
+        """Compare the size of a mapped file."""
         self._ranges.check()
-        for column in table.columns:
-            check_rows(column.chunk(0), rows)
 
     def close(self) -> None:
         """Let go of the file."""
@@ -151,12 +181,33 @@ class _Batches:
             self._schema = ipc.read_schema(pa.py_buffer(content))
             self.columns = choose_columns(self._schema, options.columns, self._name)
             self._has_dictionaries = any(has_dictionary(field.type) for field in self._schema)
+            self._is_shallow = all(map(is_shallow, self.columns.values()))
         for column, kind in self.columns.items():
             if (found := unsupported(kind)) is not None:
                 raise DatasetError(
                     f"column {column!r} of {self._name} holds {found} values, which are not "
                     "supported: choose others with columns=, or write it anew"
                 )
+
+    def _request_headers(self, file: StoredFile) -> ReadView:
+        """Request the headers of all messages together, where an index says they are.
+
+        The index saves one request after the other; what it says is not relied on.
+        """
+        known = index.stored_count(file, _INDEXER)
+        if known is None:
+            places = index.build(file, _INDEXER, lambda _: None)
+        else:
+            places = index.load(file, _INDEXER, known)
+        starts = places[:-1]
+        stops = np.minimum(starts + HEADER_BYTES, file.num_bytes)
+        held = dict(zip(starts.tolist(), self._ranges.read(starts, stops), strict=True))
+
+        def read(start: int, stop: int) -> View:
+            head = held.get(start, b"")
+            return head[: stop - start] if stop - start <= len(head) else self._view(start, stop)
+
+        return read
 
     def _needed(self, batch: Message) -> list[Message]:
         """The schema, and the dictionaries that hold for a batch."""
@@ -168,6 +219,3 @@ class _Batches:
                 needed.setdefault(message.dictionary, []).append(message)
         found = (message for messages in needed.values() for message in messages)
         return [self._first, *sorted(found, key=lambda message: message.start)]
-
-    def _view(self, start: int, stop: int) -> View:
-        return self._ranges.views(np.array([start]), np.array([stop]))[0]

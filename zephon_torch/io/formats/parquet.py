@@ -18,10 +18,13 @@ import numpy as np
 from zephon_torch.errors import DatasetError, RecordError
 from zephon_torch.extras import require
 from zephon_torch.io.files import StoredFile
+from zephon_torch.io.formats.arrow_types import without_extensions
+from zephon_torch.io.formats.kept import kept, numbers
 from zephon_torch.io.formats.libarrow import pa
 from zephon_torch.io.formats.reader import Reader
 from zephon_torch.io.formats.source import RangesFile
 from zephon_torch.io.formats.table import (
+    Group,
     Int64Array,
     TableOptions,
     TableReader,
@@ -39,6 +42,7 @@ _SLICE_BYTES = 16 << 20
 _SLICE_ROWS = 64 << 10
 _MAX_SLICES = 1 << 16  # of one row group, whatever a corrupt footer claims
 _FOOTER_BYTES = 64 << 10  # requested at once
+_FOOTER_FACTOR = 4  # measured: 2 kB of memory for a column chunk of a row group
 
 _NULL = "__HIVE_DEFAULT_PARTITION__"  # how a folder tells that there is no value
 
@@ -74,15 +78,18 @@ class _Slices:
         self._ranges = open_ranges(file)
         self._source = RangesFile(self._ranges, file.num_bytes)
         self._forward: _Forward | None = None
+        self._number = next(numbers)
+        # Joins requests; by threads of pyarrow's, which reading from a map does without.
+        self._pre_buffer = file.local_path is None
         try:
-            self._open(file, options)
+            self._choose(options)
             self._cut()
         except BaseException:
-            self._ranges.close()
+            self.close()
             raise
 
-    def load(self, group: int, record: str) -> tuple[Any, int]:
-        """One slice as a table."""
+    def load(self, group: int, record: str) -> Group:
+        """Decode one slice."""
         row_group, start = int(self._group_of[group]), int(self._start_of[group])
         stop = start + int(self.edges[group + 1] - self.edges[group])
         forward, self._forward = self._forward, None
@@ -90,43 +97,57 @@ class _Slices:
             if forward is None or forward.row_group != row_group or forward.position > start:
                 forward = self._begin(row_group)
             table = forward.read(start, stop)
+            for column, value in self._partition.items():
+                values = pa.repeat(pa.scalar(value, pa.string()), len(table))
+                table = table.append_column(column, values)
+            (batch,) = table.select(list(self.columns)).combine_chunks().to_batches()
         if stop < self._num_rows[row_group]:
             self._forward = forward
-        for column, value in self._partition.items():
-            table = table.append_column(
-                column, pa.repeat(pa.scalar(value, pa.string()), len(table))
-            )
-        return table.select(list(self.columns)), table.nbytes
+        return Group(without_extensions(batch), batch.nbytes, is_sound=True)
 
-    def check(self, table: Any, rows: Int64Array) -> None:
-        """Nothing: what was decoded is sound and owns its memory."""
+    def check(self) -> None:
+        """Refuse when closed."""
+        self._ranges.check()
 
     def close(self) -> None:
         """Let go of the file."""
         self._forward = None
+        kept.forget(self._number)
         self._ranges.close()
 
-    def _open(self, file: StoredFile, options: TableOptions) -> None:
-        """Read the footer."""
+    def _file(self) -> Any:
+        """The file with its footer, which is read anew if it was not used lately."""
+        key = (self._number, 0)
+        if (file := kept.get(key)) is None:
+            file = self._open()
+            kept.put(key, file, _FOOTER_FACTOR * file.metadata.serialized_size)
+        return file
+
+    def _open(self) -> Any:
         source = self._source
-        source.hold(max(0, file.num_bytes - _FOOTER_BYTES))
+        source.hold(max(0, source.num_bytes - _FOOTER_BYTES))
         with refusing(f"{self._name} is no Parquet file or is corrupt: it", DatasetError, source):
-            self._file = parquet.ParquetFile(
+            file = parquet.ParquetFile(
                 pa.PythonFile(source, "r"),
-                # Joins requests; by threads of pyarrow's, which reading from a map does without.
-                pre_buffer=file.local_path is None,
+                pre_buffer=self._pre_buffer,
                 page_checksum_verification=True,
             )
-            schema = self._file.schema_arrow
+        source.close()
+        return file
+
+    def _choose(self, options: TableOptions) -> None:
+        """Choose columns."""
+        file = self._file()
+        with refusing(f"the schema of {self._name}", DatasetError):
+            schema = file.schema_arrow
             for name in self._partition:
                 schema = schema.append(pa.field(name, pa.string()))
             self.columns = choose_columns(schema, options.columns, self._name)
         self._stored = [name for name in self.columns if name not in self._partition]
-        source.close()
 
     def _cut(self) -> None:
         """Cut the row groups into slices."""
-        metadata = self._file.metadata
+        metadata = self._file().metadata
         groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
         self._num_rows = [int(group.num_rows) for group in groups]
         num_rows = sum(self._num_rows)
@@ -147,7 +168,7 @@ class _Slices:
 
     def _begin(self, number: int) -> _Forward:
         """Stand before the first row of a row group."""
-        batches = self._file.iter_batches(
+        batches = self._file().iter_batches(
             self._steps[number], [number], self._stored, use_threads=False
         )
         return _Forward(number, batches)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 
-import numpy as np
-
-from zephon_torch.io.ranges import StoredRanges, View
+from zephon_torch.io.ranges import StoredRanges, View, view
 
 
 class RangesFile:
@@ -56,7 +54,7 @@ class RangesFile:
 
     def _request(self, start: int, stop: int) -> View:
         try:
-            return self._ranges.views(np.array([start]), np.array([stop]))[0]
+            return view(self._ranges, start, stop)
         except BaseException as error:
             self.failure = error
             raise

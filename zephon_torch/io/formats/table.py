@@ -5,27 +5,23 @@ A sample is a dict of plain Python values, as pyarrow's ``to_pylist`` makes them
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count, pairwise
-from typing import Any, Protocol
+from itertools import pairwise
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from zephon_torch.errors import ConfigurationError, DatasetError, RecordError, ZephonError
 from zephon_torch.io.files import StoredFile
+from zephon_torch.io.formats.kept import kept, numbers
 from zephon_torch.io.formats.libarrow import pa
 from zephon_torch.io.formats.reader import check_bounds
 from zephon_torch.io.formats.source import RangesFile
 
 Int64Array = npt.NDArray[np.int64]
-
-# Decoded groups that one thread keeps, over all its readers; one group is kept whatever its size.
-KEPT_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -97,32 +93,44 @@ def count_alike(
         DatasetError: two files differ in a column.
     """
     counts: list[int] = []
-    expected: Mapping[str, Any] = {}
+    known: dict[str, tuple[Any, StoredFile]] = {}  # type of a column, and a file that has it so
     for file in files:
         try:
             num_rows, found = inspect(file, options)
         except DatasetError:
             file.check_unchanged()  # being written is the better reason
             raise
-        if not counts:
-            expected = found
-        elif found != expected:
-            _refuse_different(files[0], expected, file, found)
+        if known and found.keys() != known.keys():
+            _refuse_missing(files[0], known.keys(), file, found.keys())
+        for name, kind in found.items():
+            expected, other = known.setdefault(name, (kind, file))
+            if expected == pa.null():
+                known[name] = (kind, file)
+            elif kind not in (expected, pa.null()):
+                _refuse_different(name, (expected, other), (kind, file))
         counts.append(num_rows)
         advance(file.num_bytes)
     return counts
 
 
-def _refuse_different(
-    first: StoredFile, expected: Mapping[str, Any], other: StoredFile, found: Mapping[str, Any]
-) -> None:
-    names = [*expected, *(name for name in found if name not in expected)]
-    name = next(name for name in names if expected.get(name) != found.get(name))
-    types = [str(schema[name]) if name in schema else "missing" for schema in (expected, found)]
+_REMEDY = "choose common ones with columns=, or make one dataset of each kind"
+
+
+def _refuse_missing(
+    first: StoredFile, known: Collection[str], file: StoredFile, found: Collection[str]
+) -> NoReturn:
+    name = next(name for name in (*known, *found) if name not in known or name not in found)
+    there, lacks = (first, file) if name in known else (file, first)
     raise DatasetError(
-        f"files of one dataset have different columns: {name!r} is {types[0]} in {first.url!r} and "
-        f"{types[1]} in {other.url!r}; choose common ones with columns=, or make one dataset of "
-        "each kind"
+        f"files of one dataset have different columns: {there.url!r} has {name!r}, {lacks.url!r} "
+        f"has not; {_REMEDY}"
+    )
+
+
+def _refuse_different(name: str, *kinds: tuple[Any, StoredFile]) -> NoReturn:
+    described = " and ".join(f"{kind} in {file.url!r}" for kind, file in kinds)
+    raise DatasetError(
+        f"files of one dataset have different columns: {name!r} is {described}; {_REMEDY}"
     )
 
 
@@ -137,6 +145,8 @@ def refusing(
         kind: of the error.
         source: what pyarrow reads from; what its storage raises comes as it is.
     """
+    if source is not None:
+        source.failure = None
     try:
         yield
     except ZephonError:
@@ -147,7 +157,23 @@ def refusing(
         if source is not None and source.failure is not None:
             raise source.failure from None
         text = str(error).partition("\n")[0] or type(error).__name__
-        raise kind(f"{what} cannot be decoded: {text}") from error
+        remedy = "restore the file"
+        remedy += ", or see on_error=" if kind is RecordError else " or move it out of the dataset"
+        raise kind(f"{what} cannot be decoded: {text}; {remedy}") from error
+
+
+class Group(NamedTuple):
+    """Rows that were decoded at once.
+
+    Attributes:
+        batch: ``pyarrow.RecordBatch`` of the chosen columns.
+        num_bytes: of memory that it keeps.
+        is_sound: whether it was validated; else each row is when it is wanted.
+    """
+
+    batch: Any
+    num_bytes: int
+    is_sound: bool
 
 
 class Groups(Protocol):
@@ -158,15 +184,15 @@ class Groups(Protocol):
         """int64[num_groups + 1]: number of the first row of each group, then of all rows."""
         ...
 
-    def load(self, group: int, record: str) -> tuple[Any, int]:
-        """Table of one group with the chosen columns, and the bytes of memory that it keeps.
+    def load(self, group: int, record: str) -> Group:
+        """Decode a group.
 
         Raises RecordError, beginning with the `record` that is wanted of it, if it is corrupt.
         """
         ...
 
-    def check(self, table: Any, rows: Int64Array) -> None:
-        """Raise unless these rows of a group may be touched."""
+    def check(self) -> None:
+        """Raise unless loaded groups may be touched: see `Ranges.check`."""
         ...
 
     def close(self) -> None:
@@ -187,10 +213,10 @@ class TableReader:
     """
 
     def __init__(self, groups: Groups, shard: str, num_samples: int) -> None:
-        self._groups: Groups | None = groups
+        self._groups = groups
         self._edges = groups.edges
         self._shard = shard
-        self._number = next(_numbers)
+        self._number = next(numbers)
         if (now := int(self._edges[-1])) != num_samples:
             groups.close()
             raise DatasetError(
@@ -199,78 +225,62 @@ class TableReader:
             )
 
     def read(self, samples: Int64Array) -> list[dict[str, Any]]:
-        """Rows by number, group by group; see `Reader.read`."""
-        if self._groups is None:
-            raise DatasetError(f"the reader of {self._shard} is closed")
+        """Rows by number, in the order of the file; see `Reader.read`."""
         samples = np.asarray(samples, dtype=np.int64)
+        self._groups.check()
+        check_bounds(samples, int(self._edges[-1]), self._shard)
         if not len(samples):
             return []
-        check_bounds(samples, int(self._edges[-1]), self._shard)
-        groups = np.searchsorted(self._edges, samples, side="right") - 1
-        order = np.argsort(groups, kind="stable")
-        cuts = np.flatnonzero(np.diff(groups[order])) + 1
+        order = np.argsort(samples, kind="stable")
+        try:
+            rows = self._read_sorted(samples[order])
+        except RecordError:
+            if len(samples) == 1:
+                raise
+            # The bad one among them names itself.
+            rows = [row for i in order for row in self._read_sorted(samples[i : i + 1])]
         values: list[Any] = [None] * len(samples)
-        for start, stop in pairwise((0, *cuts.tolist(), len(samples))):
-            places = order[start:stop]
-            rows = self._read_group(self._groups, int(groups[places[0]]), samples[places])
-            for place, row in zip(places.tolist(), rows, strict=True):
-                values[place] = row
+        for place, row in zip(order.tolist(), rows, strict=True):
+            values[place] = row
         return values
 
     def close(self) -> None:
         """Forget the groups and let go of the file."""
-        if self._groups is not None:
-            _kept.forget(self._number)
-            self._groups.close()
-            self._groups = None
+        kept.forget(self._number)
+        self._groups.close()
 
-    def _read_group(self, groups: Groups, group: int, samples: Int64Array) -> list[dict[str, Any]]:
+    def _read_sorted(self, samples: Int64Array) -> list[dict[str, Any]]:
         record = f"{self._shard}, record {samples[0]}"
-        key = (self._number, group)
-        if (table := _kept.get(key)) is None:
-            table, num_bytes = groups.load(group, record)
-            _kept.put(key, table, num_bytes)
-        try:
-            return self._values(groups, table, record, samples - self._edges[group])
-        except RecordError:
-            if len(samples) == 1:
-                raise
-        return [self._read_group(groups, group, samples[i : i + 1])[0] for i in range(len(samples))]
-
-    def _values(
-        self, groups: Groups, table: Any, record: str, rows: Int64Array
-    ) -> list[dict[str, Any]]:
+        groups = np.searchsorted(self._edges, samples, side="right") - 1
+        cuts = np.flatnonzero(np.diff(groups)) + 1
+        parts: list[Any] = []
+        for start, stop in pairwise((0, *cuts.tolist(), len(samples))):
+            number = int(groups[start])
+            group = self._load(number, record)
+            with refusing(record, RecordError):
+                parts += _pick(group, samples[start:stop] - self._edges[number])
         with refusing(record, RecordError):
-            groups.check(table, rows)
-            values: list[dict[str, Any]] = table.take(pa.array(rows)).to_pylist()
-            return values
+            rows: list[dict[str, Any]] = pa.Table.from_batches(parts).to_pylist()
+        return rows
+
+    def _load(self, number: int, record: str) -> Group:
+        key = (self._number, number)
+        group: Group | None = kept.get(key)
+        if group is None:
+            group = self._groups.load(number, record)
+            kept.put(key, group, group.num_bytes)
+        return group
 
 
-_numbers = count()  # of readers: an id() may come again
-
-
-class _Kept(threading.local):
-    """Decoded groups of one thread by (reader, group), the least recently used first."""
-
-    def __init__(self) -> None:
-        self._tables: OrderedDict[tuple[int, int], tuple[Any, int]] = OrderedDict()
-        self._num_bytes = 0
-
-    def get(self, key: tuple[int, int]) -> Any:
-        if key not in self._tables:
-            return None
-        self._tables.move_to_end(key)
-        return self._tables[key][0]
-
-    def put(self, key: tuple[int, int], table: Any, num_bytes: int) -> None:
-        self._tables[key] = (table, num_bytes)
-        self._num_bytes += num_bytes
-        while self._num_bytes > KEPT_BYTES and len(self._tables) > 1:
-            self._num_bytes -= self._tables.popitem(last=False)[1][1]
-
-    def forget(self, reader: int) -> None:
-        for key in [key for key in self._tables if key[0] == reader]:
-            self._num_bytes -= self._tables.pop(key)[1]
-
-
-_kept = _Kept()
+def _pick(group: Group, rows: Int64Array) -> list[Any]:
+    """Batches of ascending rows: one that owns its memory, or views of each, validated."""
+    if group.is_sound:
+        return [group.batch.take(pa.array(rows))]
+    # One row of each batch is what a global shuffle asks for.
+    cuts = (rows[1:] != rows[:-1] + 1).nonzero()[0] + 1 if len(rows) > 1 else rows[:0]
+    parts = []
+    for start, stop in pairwise((0, *cuts.tolist(), len(rows))):
+        part = group.batch.slice(int(rows[start]), stop - start)
+        part.validate(full=True)
+        parts.append(part)
+    return parts

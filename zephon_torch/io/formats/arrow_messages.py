@@ -18,10 +18,10 @@ from zephon_torch.io.ranges import View
 
 SCHEMA, DICTIONARY, BATCH = 1, 2, 3  # of the union MessageHeader
 MAGIC = b"ARROW1"
+HEADER_BYTES = 8 << 10  # read at once: a header is rarely longer
 
 _START = struct.Struct("<Ii")
 _MARKER = 0xFFFFFFFF
-_HEADER_BYTES = 16 << 10  # read at once: a header is rarely longer
 _MAX_ROWS = 1 << 48
 
 ReadView = Callable[[int, int], View]
@@ -63,7 +63,7 @@ def find_messages(read: ReadView, num_bytes: int, name: str) -> Iterator[Message
     is_file = bytes(read(0, min(8, num_bytes))) == MAGIC + b"\0\0"
     position = 8 if is_file else 0
     while True:
-        head = read(position, min(position + _HEADER_BYTES, num_bytes))
+        head = read(position, min(position + HEADER_BYTES, num_bytes))
         if len(head) < _START.size:
             _refuse_cut(name, f"no end mark at byte {position:,}")
         marker, length = _START.unpack_from(head)
