@@ -81,6 +81,7 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     store: WebStore
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # headers and body are sent apart
     timeout = 30
 
     def log_message(self, *_: Any) -> None:

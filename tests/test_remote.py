@@ -10,12 +10,14 @@ import threading
 import traceback
 import zipfile
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from stores import WebStore
 
 from zephon_torch import DataLoader
@@ -85,6 +87,31 @@ def test_what_fails_for_good_is_told_with_url_and_tries(store: WebStore, fault: 
         assert store.num_asked("GET", "/d/x.jsonl") == before + num_tries
         store.fault = lambda method, path, count: None
         assert ids_of(reader.read(np.array([3]))) == [3]
+
+
+FAULTS = st.sampled_from(["500", "429", "cut", "reset", "short", "whole", "404", "403", None, None])
+
+
+def test_whatever_fails_it_is_right_or_an_error(store: WebStore) -> None:
+    dataset = dataset_of(store)
+    order = np.random.Generator(np.random.Philox(7)).permutation(40)[:20]
+
+    def read() -> None:
+        with closing(dataset.open(0)) as reader:
+            assert ids_of(reader.read(order)) == order.tolist()
+
+    @settings(max_examples=25)
+    @given(faults=st.lists(FAULTS, max_size=8))
+    def check(faults: list[str | None]) -> None:
+        left = iter(faults)
+        store.fault = lambda method, path, count: next(left, None)
+        for _ in range(3):
+            with suppress(DatasetError):
+                read()
+        store.fault = lambda method, path, count: None
+        read()
+
+    check()
 
 
 @pytest.mark.parametrize("status", ["401", "403"])

@@ -18,7 +18,7 @@ from stores import SECRET, s3_options, s3_server
 
 from zephon_torch import DataLoader
 from zephon_torch.errors import DatasetError
-from zephon_torch.io import Dataset
+from zephon_torch.io import Dataset, retries, storage
 
 pytestmark = pytest.mark.timeout(120)
 NUM_SHARDS, SIZE = 8, 30
@@ -113,6 +113,18 @@ def test_clients_work_in_forked_children_and_in_threads(server: str) -> None:
         thread.join()
     assert results == [expected] * 3
     assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children] == [0, 0]
+
+
+def test_tries_do_not_multiply(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is not there: the package's own tries, and none of ours."""
+    assert retries.retries_itself("zip://x::s3://b/x.zip")
+    assert not retries.retries_itself("https://s3/x")
+    asked: list[float] = []
+    monkeypatch.setattr(storage.time, "sleep", asked.append)
+    options = s3_options("http://127.0.0.1:9") | {"config_kwargs": {"retries": {"max_attempts": 1}}}
+    with pytest.raises(DatasetError, match=r"cannot read 's3://data' \(Endpoint.*network"):
+        Dataset.from_path("x", "s3://data", storage_options=options)
+    assert not asked
 
 
 def steps(folder: Path, rank: int) -> list[tuple[int, list[int]]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from zephon_torch import DataLoader, PlanMismatch
 from zephon_torch.caching import parse_size
 from zephon_torch.errors import ConfigurationError, DatasetError
 from zephon_torch.io import Dataset, cache, retries
+from zephon_torch.io.copies import ShardCopies
 
 pytest.importorskip("aiohttp")
 pytestmark = pytest.mark.timeout(60)
@@ -222,13 +224,15 @@ def test_a_shared_machine_is_shared(
         assert not ahead_threads()
 
 
-@pytest.mark.parametrize("way", ["close", "drop", "end"])
+@pytest.mark.parametrize(
+    ("way", "num_workers"), [("close", 0), ("drop", 0), ("drop", 1), ("end", 0)]
+)
 def test_threads_end_with_the_iteration_and_leave_no_part(
-    store: WebStore, tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+    store: WebStore, tmp_path: Path, way: str, num_workers: int
 ) -> None:
     dataset = dataset_of(store)
     store.fault = lambda method, path, count: "slow" if path[3] > "1" else None
-    loader = loader_of(dataset, tmp_path / "c", num_threads=0)
+    loader = loader_of(dataset, tmp_path / "c", num_workers=num_workers)
     batches = iter(loader)
     next(batches)
     assert ahead_threads()
@@ -241,6 +245,19 @@ def test_threads_end_with_the_iteration_and_leave_no_part(
     wait_until(lambda: not ahead_threads())
     assert files_in(tmp_path / "c") == [".lock", ".shard"]
     loader.close()
+
+
+def test_a_copy_that_nobody_wants_any_more_is_given_up(store: WebStore, tmp_path: Path) -> None:
+    dataset = dataset_of(store)
+    copies = ShardCopies(cache.ShardCache(tmp_path / "c", 10_000))
+    file = dataset.remote_file(0)
+    assert file is not None
+    assert copies.hold(file, is_wanted=lambda: False) is None
+    assert files_in(tmp_path / "c") == [".lock"]
+    shutil.rmtree(tmp_path / "c")
+    held = copies.hold(file)
+    assert held is not None and held.is_new
+    held.close()
 
 
 def test_failures_ahead_are_left_to_the_reader(store: WebStore, tmp_path: Path) -> None:

@@ -27,7 +27,8 @@ from zephon_torch.work.splitter import WorkItem
 
 _NUM_THREADS = 4
 _MAX_STEPS = 256  # looked ahead
-_MAX_NEW_STEPS = 4  # looked at in one call, so that no batch waits long
+_FIRST_STEPS = 32  # looked at before the first batch, which should come soon
+_NEW_STEPS = 4  # looked at before each other one
 _WAIT_SECONDS = 5.0  # for threads to end; after that they are left to a store that hangs
 
 _Key = tuple[int, int]  # dataset and shard
@@ -165,22 +166,25 @@ class _Window:
 
 
 class _LookedAt(Iterator[WorkItem]):
+    """Holds no `Ahead`: an engine may hold this for longer than the run."""
+
     def __init__(self, ahead: Ahead, items: Iterator[WorkItem]) -> None:
-        self._ahead, self._items = ahead, items
+        self._ahead, self._items = weakref.ref(ahead), items
         self._seen: deque[WorkItem] = deque()
-        self._has_begun = False
+        self._num_new = _FIRST_STEPS
 
     def __next__(self) -> WorkItem:
-        new = _MAX_NEW_STEPS if self._has_begun else _MAX_STEPS
-        self._has_begun = True
-        for _ in range(min(new, _MAX_STEPS - len(self._seen))):
-            if self._seen and self._ahead.is_full:
+        ahead = self._ahead()
+        for _ in range(min(self._num_new, _MAX_STEPS - len(self._seen))):
+            if self._seen and (ahead is None or ahead.is_full):
                 break
             item = next(self._items, None)
             if item is None:
                 break
             self._seen.append(item)
-            self._ahead.want(item)
+            if ahead is not None:
+                ahead.want(item)
+        self._num_new = _NEW_STEPS
         if not self._seen:
             raise StopIteration
         return self._seen.popleft()

@@ -136,6 +136,7 @@ class ShardCache:
 
     def _make(self, entry: str, part: str, num_bytes: int, make: Make) -> FileLock | None:
         """Make an entry, pinned; None where somebody else was at it: look again."""
+        os.makedirs(self.folder, exist_ok=True)  # somebody may have deleted it all
         lock, is_kept = FileLock(part, create=True), False
         try:
             if not lock.try_exclusive():

@@ -26,7 +26,8 @@ _EXTRAS = {
 _PASSING_STATUS = {408, 425, 429}
 # By name, because their packages may not be there to import from.
 _PASSING_TYPES = {
-    "ClientConnectionError", "ClientPayloadError", "IncompleteRead", "ProtocolError",
+    "ClientConnectionError", "ClientPayloadError", "ConnectionError", "HTTPClientError",
+    "IncompleteRead", "ProtocolError",
 }  # fmt: skip
 _RANGE_NOT_SATISFIABLE = 416
 
@@ -39,11 +40,9 @@ class ShortReadError(Exception):
     """A store gave fewer bytes than it has."""
 
 
-def num_tries(url: str) -> int:
-    """How often something is tried at most, at a URL that may be a chained one."""
-    if _RETRY_THEMSELVES.intersection(_SCHEME.findall(url)):
-        return 1
-    return 1 + len(DELAYS)
+def retries_itself(url: str) -> bool:
+    """Whether the package behind a URL, which may be a chained one, tries again by itself."""
+    return not _RETRY_THEMSELVES.isdisjoint(_SCHEME.findall(url))
 
 
 def is_passing(error: BaseException) -> bool:

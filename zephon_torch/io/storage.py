@@ -175,8 +175,8 @@ class RemoteStorage(Storage):
             FileNotFoundError: There is no such file, folder or bucket.
             DatasetError: It failed for good.
         """
-        tries = retries.num_tries(f"{self.scheme}://{self.tail}")
-        for delay in (*retries.DELAYS[: tries - 1], None):
+        is_tried_there = retries.retries_itself(f"{self.scheme}://{self.tail}")
+        for tries, delay in enumerate((*retries.DELAYS, None), 1):
             try:
                 return ask(*self._resolve(path))
             except ZephonError:
@@ -185,9 +185,8 @@ class RemoteStorage(Storage):
                 error = retries.behind(raised)
                 if isinstance(error, FileNotFoundError):
                     raise FileNotFoundError(errno.ENOENT, "no such file", self.url(path)) from None
-                if not retries.is_passing(error):
-                    raise retries.failure(self.url(path), error, 1, self.options) from None
-                if delay is None:
+                is_ours = not is_tried_there or isinstance(error, retries.ShortReadError)
+                if delay is None or not is_ours or not retries.is_passing(error):
                     raise retries.failure(self.url(path), error, tries, self.options) from None
             time.sleep(delay)
         raise AssertionError("the last try returns or raises")
