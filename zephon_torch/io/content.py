@@ -27,6 +27,10 @@ class Content(Protocol):
         """Name a shard for messages, given its relative path and number."""
         ...
 
+    def record(self, shards: ShardTable, shard: int, sample: int) -> int:
+        """Number of a sample among all records of its file, for messages."""
+        ...
+
     def open(self, dataset: str, shards: ShardTable, shard: int) -> Reader:
         """Open a shard; `dataset` is the name for messages."""
         ...
@@ -50,6 +54,10 @@ class FileContent:
         """Return path or URL, without credentials."""
         return self.storage.url(path)
 
+    def record(self, shards: ShardTable, shard: int, sample: int) -> int:
+        """Return the number itself."""
+        return sample
+
     def open(self, dataset: str, shards: ShardTable, shard: int) -> Reader:
         """Open a file through its format."""
         known = shards[shard]
@@ -68,6 +76,10 @@ class ObjectContent:
     def place(self, dataset: str, path: str, shard: int) -> str:
         """Return ``name[shard]``."""
         return f"{dataset}[{shard}]"
+
+    def record(self, shards: ShardTable, shard: int, sample: int) -> int:
+        """Return the number itself."""
+        return sample
 
     def open(self, dataset: str, shards: ShardTable, shard: int) -> Reader:
         """Return a reader of the shard's part of the object."""

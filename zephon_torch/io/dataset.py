@@ -26,6 +26,7 @@ from zephon_torch.io.formats import make_options
 from zephon_torch.io.formats.reader import Reader, Samples, samples_of
 from zephon_torch.io.map_style import check_sizes, length_of
 from zephon_torch.io.shards import Shard, ShardTable
+from zephon_torch.io.split import split
 
 __all__ = ["Dataset", "Reader", "Samples", "Shard", "samples_of"]
 
@@ -37,19 +38,21 @@ _UNITS = ("kB", "MB", "GB", "TB", "PB", "EB")
 class Dataset:
     """A named, immutable collection of shards of one format.
 
-    Made by `from_path`, `from_samples` or `from_torch`. Samples stand in shard-then-record order;
-    shards stand in the order of their relative paths, however they were listed.
+    Made by `from_path`, `from_samples` or `from_torch`, or by `split` of another. Samples stand in
+    shard-then-record order; shards stand in the order of their relative paths, however they were
+    listed.
 
     Attributes:
         name: Unique in a mixture; part of the fingerprint.
         format: name of the files' format, or ``"memory"`` or ``"torch"``.
         shards: Sequence of `Shard`, made on access.
+        content: Where the samples are; for this package.
     """
 
     name: str
     format: str
     shards: ShardTable
-    _content: Content
+    content: Content
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -149,6 +152,29 @@ class Dataset:
         sizes = np.array([length_of(name, dataset)], dtype=np.int64)
         return cls(name, "torch", ShardTable(sizes), ObjectContent(dataset, version))
 
+    def split(self, parts: Mapping[str, float], *, seed: int = 0) -> dict[str, Dataset]:
+        """Cut into disjoint datasets that hold everything together, named ``<name>/<part>``.
+
+        Each part has the shards of this dataset, with as many of their samples as fall to it: an
+        even share of every stretch of the data, chosen by the seed. The same data under another
+        name or root are split alike. Costs nothing, whatever the number of samples.
+
+        Args:
+            parts: By the name of the part: fractions that sum to 1 (within 1e-9), rounded by
+                largest remainder, or integers that sum to the number of samples. Their order does
+                not matter.
+            seed: Any integer.
+
+        Raises:
+            ConfigurationError: Names or numbers that cannot be, or another sum.
+        """
+        made = {}
+        for part, content in split(self, parts, seed).items():
+            sizes = content.cut.shard_sizes(part, self.shards)
+            shards = ShardTable(sizes, self.shard_num_bytes, self.shards.paths)
+            made[part] = Dataset(f"{self.name}/{part}", self.format, shards, content)
+        return made
+
     @cached_property
     def num_samples(self) -> int:
         """Number of samples in all shards."""
@@ -172,17 +198,21 @@ class Dataset:
     @property
     def samples(self) -> Any:
         """The object in memory that was described; None for files."""
-        return self._content.samples if isinstance(self._content, ObjectContent) else None
+        return self.content.samples if isinstance(self.content, ObjectContent) else None
 
     @cached_property
     def fingerprint(self) -> str:
         """64 hex digits that change when samples could stand elsewhere; see ``fingerprint.py``."""
-        return fingerprint(self.name, self.format, self.shards, self._content.version)
+        return fingerprint(self.name, self.format, self.shards, self.content.version)
 
     def shard_path(self, shard: int) -> str:
         """Full path or URL of a shard for messages, ``name[shard]`` for in-memory datasets."""
         path = self.shards.path(self._check_shard(shard))
-        return self._content.place(self.name, path, shard)
+        return self.content.place(self.name, path, shard)
+
+    def record(self, shard: int, sample: int) -> int:
+        """Number of a sample among all records of its file: another one in a part of a dataset."""
+        return self.content.record(self.shards, self._check_shard(shard), sample)
 
     def open(self, shard: int) -> Reader:
         """Open one shard for this process; close the reader after use.
@@ -191,7 +221,7 @@ class Dataset:
             IndexError: No such shard.
             DatasetError: The file is gone or changed, or its index does not fit.
         """
-        return self._content.open(self.name, self.shards, self._check_shard(shard))
+        return self.content.open(self.name, self.shards, self._check_shard(shard))
 
     def __len__(self) -> int:
         return self.num_samples

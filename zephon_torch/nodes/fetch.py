@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from zephon_torch.arithmetic.permutation import Int64Array
 from zephon_torch.errors import RecordError, WorkerError
 from zephon_torch.io.dataset import Dataset, Reader, Samples, samples_of
-from zephon_torch.work.permutation import Int64Array
 from zephon_torch.work.plan import Pointers
 
 _MAX_OPEN = 256  # readers kept open per thread
@@ -64,7 +64,8 @@ class Fetcher:
     def name(self, dataset: int, shard: int, sample: int) -> str:
         """A sample in words, for messages."""
         held = self.datasets[dataset]
-        return f"dataset {held.name!r}, shard {held.shard_path(shard)}, record {sample}"
+        record = held.record(shard, sample)
+        return f"dataset {held.name!r}, shard {held.shard_path(shard)}, record {record}"
 
     def close(self) -> None:
         """Close the readers of this thread."""
