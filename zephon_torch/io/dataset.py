@@ -19,8 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from zephon_torch.errors import ConfigurationError
+from zephon_torch.io import manifest
 from zephon_torch.io.content import Content, FileContent, ObjectContent
-from zephon_torch.io.discovery import count_samples, find_shards
+from zephon_torch.io.discovery import count_samples, find_shards, path_text
 from zephon_torch.io.fingerprint import fingerprint
 from zephon_torch.io.formats import make_options
 from zephon_torch.io.formats.reader import Reader, Samples, samples_of
@@ -38,9 +39,9 @@ _UNITS = ("kB", "MB", "GB", "TB", "PB", "EB")
 class Dataset:
     """A named, immutable collection of shards of one format.
 
-    Made by `from_path`, `from_samples` or `from_torch`, or by `split` of another. Samples stand in
-    shard-then-record order; shards stand in the order of their relative paths, however they were
-    listed.
+    Made by `from_path`, `from_manifest`, `from_samples` or `from_torch`, or by `split` of another.
+    Samples stand in shard-then-record order; shards stand in the order of their relative paths,
+    however they were listed.
 
     Attributes:
         name: Unique in a mixture; part of the fingerprint.
@@ -97,11 +98,40 @@ class Dataset:
         found = find_shards(path, format, storage_options)
         format_options = make_options(found.format, options)
         num_samples = count_samples(name, found, format_options)
-        columns = list(zip(*found.files, strict=True))
-        num_bytes, stamps = (np.array(column, dtype=np.int64) for column in columns[1:])
-        shards = ShardTable(num_samples, num_bytes, columns[0])
+        num_bytes = np.fromiter((file.num_bytes for file in found.files), np.int64)
+        stamps = np.fromiter((file.stamp for file in found.files), np.int64)
+        shards = ShardTable(num_samples, num_bytes, (file.path for file in found.files))
         content = FileContent(found.storage, found.format, format_options, stamps)
         return cls(name, found.format, shards, content)
+
+    @classmethod
+    def from_manifest(
+        cls,
+        name: str,
+        path: str | os.PathLike[str],
+        *,
+        root: str | os.PathLike[str] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """Describe the files that a manifest names, without a look at any of them.
+
+        Has the fingerprint that `from_path` gives it. A file that has changed since the manifest
+        was saved is noticed when its shard is opened.
+
+        Args:
+            name: The dataset's name.
+            path: What `save_manifest` wrote; local or a URL that fsspec knows.
+            root: The folder that its paths are relative to; the manifest's own by default.
+            storage_options: For fsspec, for both; never shown in any message.
+
+        Raises:
+            ConfigurationError: A bad name, not a path, or a format or option that is not known.
+            DatasetError: The manifest is not there, damaged or foreign, or leads out of its root.
+        """
+        _check_name(name)
+        place = None if root is None else path_text(root)
+        found, content = manifest.load(path_text(path), place, storage_options)
+        return cls(name, found.format, found.shards, content)
 
     @classmethod
     def from_samples(
@@ -174,6 +204,34 @@ class Dataset:
             shards = ShardTable(sizes, self.shard_num_bytes, self.shards.paths)
             made[part] = Dataset(f"{self.name}/{part}", self.format, shards, content)
         return made
+
+    def save_manifest(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write what is known of the files, for `from_manifest`; replaces what is there.
+
+        Best beside the files, in the root of the dataset, under a name like ``web.zman`` that is
+        not taken for data. The layout is in ``zephon_torch/io/manifest.py``.
+
+        Args:
+            path: Local, or a URL that fsspec can write to.
+            storage_options: For fsspec.
+
+        Raises:
+            ConfigurationError: Not a path, no dataset of files, or a part of one.
+            OSError: It cannot be written.
+        """
+        content = self.content
+        if not isinstance(content, FileContent):
+            raise ConfigurationError(
+                f"dataset {self.name!r} has no files of its own: a manifest is of what "
+                "Dataset.from_path made; split it after Dataset.from_manifest"
+            )
+        known = manifest.Manifest(self.format, content.options, self.shards, content.stamps)
+        manifest.save(path_text(path), storage_options, known)
 
     @cached_property
     def num_samples(self) -> int:

@@ -54,7 +54,7 @@ def find_shards(
     """
     if format is not None:
         load_format(format)
-    storage = connect(_path_text(path), storage_options)
+    storage = connect(path_text(path), storage_options)
     kind = storage.kind()
     if kind == "folder":
         files, found_format = _choose_in_folder(storage, format)
@@ -68,16 +68,28 @@ def find_shards(
 def count_samples(dataset: str, found: Found, options: FormatOptions) -> npt.NDArray[np.int64]:
     """Count the records of every file, int64[num_files]; builds the indexes that are missing."""
     module = load_format(found.format)
-    files = [StoredFile(found.storage, *file) for file in found.files]
-    counts = [module.count(file, options) for file in files]
-    missing = [at for at, known in enumerate(counts) if known is None]
-    with byte_bar(f"indexing {dataset!r}", sum(files[at].num_bytes for at in missing)) as advance:
+    counts = np.zeros(len(found.files), dtype=np.int64)
+    missing: list[int] = []
+    for at, file in enumerate(found.files):
+        known = module.count(StoredFile(found.storage, *file), options)
+        if known is None:
+            missing.append(at)
+        else:
+            counts[at] = known
+    num_bytes = sum(found.files[at].num_bytes for at in missing)
+    with byte_bar(f"indexing {dataset!r}", num_bytes) as advance:
         for at in missing:
-            counts[at] = module.scan(files[at], options, advance)
-    return np.array(counts, dtype=np.int64)
+            file = found.files[at]
+            counts[at] = module.scan(StoredFile(found.storage, *file), options, advance)
+    return counts
 
 
-def _path_text(path: str | os.PathLike[str]) -> str:
+def path_text(path: str | os.PathLike[str]) -> str:
+    """Return a path that a user gave as text.
+
+    Raises:
+        ConfigurationError: It is none.
+    """
     text = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(text, str) or not text:
         raise ConfigurationError(
@@ -171,6 +183,8 @@ def _common_format(storage: Storage, files: Sequence[FileInfo], names: Collectio
 def _refuse_compressed(storage: Storage, files: Sequence[FileInfo]) -> None:
     """Leaving out compressed shards that lie among others would lose data without a word."""
     for file in files:
+        if not file.path.lower().endswith(_COMPRESSED):
+            continue
         stem, extension = os.path.splitext(file.path)
         is_unknown = extension.lower() in _COMPRESSED and detect_format(file.path) is None
         if is_unknown and detect_format(stem):

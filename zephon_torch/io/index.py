@@ -7,14 +7,13 @@ shard's full path: ``$ZEPHON_CACHE_DIR``, else ``$XDG_CACHE_HOME/zephon_torch``,
 
 A sidecar that does not match its shard is never used: it is rebuilt and a `StaleIndexWarning` says
 why. Writing is atomic (temporary file in the same folder, then rename), so any number of processes
-may build the same index at once. This module is the only writer.
+may build the same index at once. This module is the only writer of indexes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -26,6 +25,7 @@ import numpy.typing as npt
 
 from zephon_torch.errors import DatasetError
 from zephon_torch.io.files import StoredFile
+from zephon_torch.io.local import write_atomically
 from zephon_torch.io.sidecar import (
     Origin,
     SidecarError,
@@ -173,7 +173,8 @@ def _save(file: StoredFile, origin: Origin, offsets: Offsets) -> bool:
     for path in sidecar_paths(file):
         with suppress(OSError):
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            _write_atomically(path, header, offsets, _mode(file))
+            content = offsets.astype("<i8", copy=False).data
+            write_atomically(path, (header, content), _mode(file))
             return True
     return False
 
@@ -182,20 +183,6 @@ def _mode(file: StoredFile) -> int:
     """Whoever may read the shard may read its index: temporary files are private otherwise."""
     local = file.local_path
     return 0o600 if local is None else 0o600 | (os.stat(local).st_mode & 0o666)
-
-
-def _write_atomically(path: str, header: bytes, offsets: Offsets, mode: int) -> None:
-    descriptor, temporary = tempfile.mkstemp(".tmp", ".zidx-", os.path.dirname(path))
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(header)
-            stream.write(offsets.astype("<i8", copy=False).data)
-            os.fchmod(stream.fileno(), mode)
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
 
 
 def _keep_unsaved(file: StoredFile, indexer: Indexer, offsets: Offsets) -> None:

@@ -11,7 +11,7 @@ import hashlib
 import os
 import re
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -120,6 +120,11 @@ class RemoteStorage(Storage):
             strict=True,
         )
         return [bytes(merged[at][start : start + size]) for at, start, size in ranges]
+
+    def write(self, path: str, parts: Sequence[Any]) -> None:
+        """Write in one request."""
+        fs, full = self._resolve(path)
+        fs.pipe_file(full, b"".join(parts))
 
     def url(self, path: str = "") -> str:
         """Return the path without credentials."""
