@@ -41,7 +41,7 @@ LAYERS = [
 # The plan and all below it is plain arithmetic: files of work/ that may know torch.
 WORK_WITH_TORCH = {"work/source.py", "work/splitter.py"}
 FSSPEC_ONLY_IN = {"io/storage.py", "io/cache.py"}
-STARTS_THREADS = {"engine.py", "workers.py"}
+STARTS_THREADS = {"engine.py", "workers.py", "io/indexing.py"}
 READS_TORCH_DISTRIBUTED = {"world.py"}
 
 

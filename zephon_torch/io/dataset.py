@@ -21,9 +21,9 @@ import numpy.typing as npt
 from zephon_torch.errors import ConfigurationError
 from zephon_torch.io import manifest
 from zephon_torch.io.content import Content, FileContent, ObjectContent
-from zephon_torch.io.discovery import count_samples, find_shards, path_text
+from zephon_torch.io.discovery import Found, count_samples, find_shards, path_text
 from zephon_torch.io.fingerprint import fingerprint
-from zephon_torch.io.formats import make_options
+from zephon_torch.io.formats import FormatOptions, make_options
 from zephon_torch.io.formats.reader import Reader, Samples, samples_of
 from zephon_torch.io.map_style import check_sizes, length_of
 from zephon_torch.io.shards import Shard, ShardTable
@@ -97,11 +97,19 @@ class Dataset:
         _check_name(name)  # before anything is read
         found = find_shards(path, format, storage_options)
         format_options = make_options(found.format, options)
-        num_samples = count_samples(name, found, format_options)
+        return cls.of_counted(
+            name, found, format_options, count_samples(name, found, format_options)
+        )
+
+    @classmethod
+    def of_counted(
+        cls, name: str, found: Found, options: FormatOptions, num_samples: npt.NDArray[np.int64]
+    ) -> Self:
+        """Describe files that were found and counted: the last step of `from_path`."""
         num_bytes = np.fromiter((file.num_bytes for file in found.files), np.int64)
         stamps = np.fromiter((file.stamp for file in found.files), np.int64)
         shards = ShardTable(num_samples, num_bytes, (file.path for file in found.files))
-        content = FileContent(found.storage, found.format, format_options, stamps)
+        content = FileContent(found.storage, found.format, options, stamps)
         return cls(name, found.format, shards, content)
 
     @classmethod
@@ -302,9 +310,9 @@ class Dataset:
                     yield from samples_of(reader.read(np.arange(start, stop, dtype=np.int64)))
 
     def __repr__(self) -> str:
-        parts = [self.format, _plural(self.num_shards, "shard"), _plural(len(self), "sample")]
+        parts = [self.format, plural(self.num_shards, "shard"), plural(len(self), "sample")]
         if num_bytes := int(self.shard_num_bytes.sum()):
-            parts.append(_describe_bytes(num_bytes))
+            parts.append(describe_bytes(num_bytes))
         return f"Dataset({self.name!r}, {', '.join(parts)})"
 
     def _check_shard(self, shard: int) -> int:
@@ -318,11 +326,13 @@ def _check_name(name: str) -> None:
         raise ConfigurationError(f"a dataset's name must be a str, not empty, got {name!r}")
 
 
-def _plural(number: int, word: str) -> str:
+def plural(number: int, word: str) -> str:
+    """Return a number with its noun."""
     return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
-def _describe_bytes(num_bytes: int) -> str:
+def describe_bytes(num_bytes: int) -> str:
+    """Return a size in its unit."""
     if num_bytes < 1000:
         return f"{num_bytes} bytes"
     power = min((len(str(num_bytes)) - 1) // 3, len(_UNITS))

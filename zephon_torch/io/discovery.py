@@ -77,7 +77,10 @@ def count_samples(dataset: str, found: Found, options: FormatOptions) -> npt.NDA
         else:
             counts[at] = known
     num_bytes = sum(found.files[at].num_bytes for at in missing)
-    with byte_bar(f"indexing {dataset!r}", num_bytes) as advance:
+    title = f"indexing {dataset!r}"
+    if len(missing) > 1:
+        title += " (zephon-torch index does it in parallel)"
+    with byte_bar(title, num_bytes) as advance:
         for at in missing:
             file = found.files[at]
             counts[at] = module.scan(StoredFile(found.storage, *file), options, advance)
