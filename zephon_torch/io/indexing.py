@@ -7,6 +7,7 @@ it is through one shared number.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import sys
 import warnings
@@ -176,4 +177,7 @@ def _count_chunk(chunk: slice) -> Counted:
         with num_done.get_lock():
             num_done.value += num_bytes
 
-    return task.count(chunk, advance)
+    try:
+        return task.count(chunk, advance)
+    except SystemExit:  # the pool would take it for an error of this chunk and give out the next
+        os._exit(1)
