@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import json
 import multiprocessing
 import os
@@ -245,3 +246,10 @@ def test_options_are_json_or_texts() -> None:
     given = [cli._option(text) for text in ("a=3", "b=[1, null]", "c=x=y", 'd="3"', "e=", "f=true")]
     expected = {"a": 3, "b": [1, None], "c": "x=y", "d": "3", "e": "", "f": True}
     assert dict(given) == expected
+
+
+def test_the_command_is_installed_under_its_name() -> None:
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    scripts = setup["options.entry_points"]["console_scripts"].split("\n")
+    assert "zephon-torch = zephon_torch.cli:main" in scripts
