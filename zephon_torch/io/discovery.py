@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -133,17 +134,21 @@ def _match(storage: Storage) -> tuple[Storage, list[FileInfo], set[str]]:
     if parts is None:
         raise DatasetError(f"no file or folder {storage.url()!r}")
     folder, pattern = parts
-    # "_*.jsonl" asks for such names, "*" does not.
-    asks_underscore = pattern.rpartition("/")[2].startswith("_")
-    names = [(file, file.path.rpartition("/")[2]) for file in folder.glob(pattern)]
+    asked = [part for part in pattern.split("/") if part.startswith("_")]
     files = [
         file
-        for file, name in names
-        if not is_ignored(name.lstrip("_") if asks_underscore else name)
+        for file in folder.glob(pattern)
+        if not any(_is_left_out(part, asked) for part in file.path.split("/"))
     ]
     if not files:
         raise DatasetError(f"no file matches {storage.url()!r}")
     return folder, files, _names_beside(folder, files)
+
+
+def _is_left_out(name: str, asked: Sequence[str]) -> bool:
+    """Whether a file or folder that a wildcard found is no data; "_*" asks for such, "*" not."""
+    is_asked = any(fnmatch.fnmatchcase(name, part) for part in asked)
+    return is_ignored(name.lstrip("_") if is_asked else name)
 
 
 def _choose_in_folder(storage: Storage, format: str | None) -> tuple[list[FileInfo], str]:
