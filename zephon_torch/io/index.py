@@ -7,7 +7,8 @@ shard's full path: ``$ZEPHON_CACHE_DIR``, else ``$XDG_CACHE_HOME/zephon_torch``,
 
 A sidecar that does not match its shard is never used: it is rebuilt and a `StaleIndexWarning` says
 why. Writing is atomic (temporary file in the same folder, then rename), so any number of processes
-may build the same index at once. This module is the only writer of indexes.
+may build the same index at once; on one machine the others wait for the first (``turns.py``). This
+module is the only writer of indexes.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from zephon_torch.io.sidecar import (
     read_header,
     read_offsets,
 )
+from zephon_torch.io.turns import turn
 
 Offsets = npt.NDArray[np.int64]
 Advance = Callable[[int], object]
@@ -88,9 +90,20 @@ def stored_count(file: StoredFile, indexer: Indexer) -> int | None:
 def build(file: StoredFile, indexer: Indexer, advance: Advance) -> Offsets:
     """Read the whole shard, make its index and write the sidecar.
 
+    Where another process of this machine is about it, wait and take what it made.
+
     Raises:
         DatasetError: The shard changed meanwhile.
     """
+    with turn(file.local_path) as others_were_first:
+        made = _first_sound(file, indexer, read_offsets) if others_were_first else None
+        if made is None:
+            return _build(file, indexer, advance)
+    advance(file.num_bytes)
+    return made
+
+
+def _build(file: StoredFile, indexer: Indexer, advance: Advance) -> Offsets:
     offsets = indexer.build(file, advance)
     file.check_unchanged()
     assert are_sound(offsets, file.num_bytes), file.url
