@@ -206,6 +206,14 @@ def test_random_access_equals_sequential_reading(tmp_path: Path) -> None:
         assert len(read(part, 6, [])) == 0
 
 
+def test_one_call_for_a_whole_shard_equals_many() -> None:
+    """More blocks than are ordered at once, the last of them short."""
+    made = memory("a", 600 * BLOCK + 5).split(PARTS)["train"]
+    numbers = list(range(len(made)))
+    assert read(made, 0, numbers) == list(made)
+    assert read(made, 0, numbers[::-1]) == list(made)[::-1]
+
+
 def test_numbers_outside_of_a_part_are_refused(tmp_path: Path) -> None:
     dataset = Dataset.from_path("web", write_shards(tmp_path / "web", [50, 50]))
     parts = dataset.split({"train": 0.9, "val": 0.1, "none": 0.0})
