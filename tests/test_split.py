@@ -17,7 +17,7 @@ from toys import ENGINES, batches, flat, ids, memory, write_shards
 
 from zephon_torch import DataLoader
 from zephon_torch.arithmetic.apportion import SplitTree
-from zephon_torch.errors import ConfigurationError, RecordError
+from zephon_torch.errors import ConfigurationError, RecordError, WorkerError
 from zephon_torch.io import Dataset
 from zephon_torch.io.split import BLOCK, sizes_of_parts
 from zephon_torch.work import StaticMixtureWorkSource
@@ -239,6 +239,22 @@ def test_messages_name_the_real_record(tmp_path: Path) -> None:
     assert len(seen) == 19 and bad not in seen
     ((place, _),) = [(entry.where, entry.error) for entry in loader.stats.bad]
     assert f"dataset 'web/val', shard {folder}/00.jsonl, record {bad}" == place
+
+
+def test_a_dataset_that_runs_dry_is_named_by_its_real_record() -> None:
+    class Dry:
+        def __len__(self) -> int:
+            return 100
+
+        def __getitem__(self, number: int) -> int:
+            return next(iter(()))
+
+    val = Dataset.from_torch("dry", Dry()).split({"train": 0.9, "val": 0.1})["val"]
+    with (
+        DataLoader(val, batch_size=2, num_threads=0) as loader,
+        pytest.raises(WorkerError, match=rf"'dry/val', shard dry\[0\], record {val.record(0, 0)}:"),
+    ):
+        next(iter(loader))
 
 
 def test_a_part_can_be_split_again() -> None:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from zephon_torch.arithmetic.permutation import Int64Array
 from zephon_torch.io.files import Storage, StoredFile
 from zephon_torch.io.formats import FormatOptions, load_format
 from zephon_torch.io.formats.memory import MemoryReader
@@ -27,12 +28,12 @@ class Content(Protocol):
         """Name a shard for messages, given its relative path and number."""
         ...
 
-    def record(self, shards: ShardTable, shard: int, sample: int) -> int:
-        """Number of a sample among all records of its file, for messages."""
+    def records(self, shards: ShardTable, numbers: Int64Array, samples: Int64Array) -> Int64Array:
+        """Numbers of samples among all records of their shards; see `Dataset.records`."""
         ...
 
     def open(self, dataset: str, shards: ShardTable, shard: int) -> Reader:
-        """Open a shard; `dataset` is the name for messages."""
+        """Open a shard, to be read by record; `dataset` is the name for messages."""
         ...
 
 
@@ -54,9 +55,9 @@ class FileContent:
         """Return path or URL, without credentials."""
         return self.storage.url(path)
 
-    def record(self, shards: ShardTable, shard: int, sample: int) -> int:
-        """Return the number itself."""
-        return sample
+    def records(self, shards: ShardTable, numbers: Int64Array, samples: Int64Array) -> Int64Array:
+        """Return the samples' own numbers."""
+        return samples
 
     def open(self, dataset: str, shards: ShardTable, shard: int) -> Reader:
         """Open a file through its format."""
@@ -77,9 +78,9 @@ class ObjectContent:
         """Return ``name[shard]``."""
         return f"{dataset}[{shard}]"
 
-    def record(self, shards: ShardTable, shard: int, sample: int) -> int:
-        """Return the number itself."""
-        return sample
+    def records(self, shards: ShardTable, numbers: Int64Array, samples: Int64Array) -> Int64Array:
+        """Return the samples' own numbers."""
+        return samples
 
     def open(self, dataset: str, shards: ShardTable, shard: int) -> Reader:
         """Return a reader of the shard's part of the object."""

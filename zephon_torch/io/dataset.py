@@ -27,7 +27,7 @@ from zephon_torch.io.formats import FormatOptions, make_options
 from zephon_torch.io.formats.reader import Reader, Samples, samples_of
 from zephon_torch.io.map_style import check_sizes, length_of
 from zephon_torch.io.shards import Shard, ShardTable
-from zephon_torch.io.split import split
+from zephon_torch.io.split import PartContent, PartReader, split
 
 __all__ = ["Dataset", "Reader", "Samples", "Shard", "samples_of"]
 
@@ -266,6 +266,11 @@ class Dataset:
         """The object in memory that was described; None for files."""
         return self.content.samples if isinstance(self.content, ObjectContent) else None
 
+    @property
+    def is_part(self) -> bool:
+        """Whether this is a part of another dataset: its samples have other record numbers."""
+        return isinstance(self.content, PartContent)
+
     @cached_property
     def fingerprint(self) -> str:
         """64 hex digits that change when samples could stand elsewhere; see ``fingerprint.py``."""
@@ -278,7 +283,17 @@ class Dataset:
 
     def record(self, shard: int, sample: int) -> int:
         """Number of a sample among all records of its file: another one in a part of a dataset."""
-        return self.content.record(self.shards, self._check_shard(shard), sample)
+        shards = np.array([self._check_shard(shard)])
+        return int(self.records(shards, np.array([sample]))[0])
+
+    def records(
+        self, shards: npt.NDArray[np.int64], samples: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64]:
+        """:meth:`record` of many samples, int64[n], by their shards and their numbers in these.
+
+        Numbers that a shard does not have give numbers without meaning.
+        """
+        return self.content.records(self.shards, shards, samples)
 
     def open(self, shard: int) -> Reader:
         """Open one shard for this process; close the reader after use.
@@ -287,6 +302,11 @@ class Dataset:
             IndexError: No such shard.
             DatasetError: The file is gone or changed, or its index does not fit.
         """
+        reader = self.open_records(shard)
+        return PartReader(self, shard, reader) if self.is_part else reader
+
+    def open_records(self, shard: int) -> Reader:
+        """:meth:`open`, but the reader takes the numbers that :meth:`records` gives."""
         return self.content.open(self.name, self.shards, self._check_shard(shard))
 
     def __len__(self) -> int:

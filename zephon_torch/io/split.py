@@ -37,7 +37,6 @@ from zephon_torch.arithmetic.permutation import (
     U,
     UInt64Array,
     mix,
-    subkey,
     subkeys,
     text_key,
 )
@@ -152,58 +151,49 @@ class Cut:
         ends = np.concatenate(([0], whole.stops))
         return np.diff(self.tree.counts(ends)[:, self.leaf(part)])
 
-    def of_shard(self, part: str, shard: int, whole: ShardTable) -> ShardCut:
-        """Return the function for one part (that has samples) and one shard."""
-        stop = int(whole.stops[shard])
-        key = np.array([subkey(self.key, shard)], U)
-        return ShardCut(self.tree, self.leaf(part), stop - int(whole.num_samples[shard]), stop, key)
+    def records(
+        self, part: str, ordinals: Int64Array, shards: Int64Array, whole: ShardTable
+    ) -> Int64Array:
+        """Where samples of a part stand in their shards; a microsecond for each block in question.
 
+        Args:
+            part: One that has samples.
+            ordinals: int64[n], their numbers in the part.
+            shards: int64[n], their shards.
+            whole: Shards of the whole dataset.
 
-@dataclass(frozen=True, slots=True)
-class ShardCut:
-    """Where the samples of one part stand in one shard.
-
-    Attributes:
-        tree: As in `Cut`.
-        leaf: Number of the part in it.
-        start: Number of the shard's first sample in the whole dataset.
-        stop: Number behind its last.
-        key: uint64[1], of the shard.
-    """
-
-    tree: SplitTree
-    leaf: int
-    start: int
-    stop: int
-    key: UInt64Array
-
-    def records(self, ordinals: Int64Array) -> Int64Array:
-        """Record numbers in the shard, int64[n], of samples by their numbers in the part.
-
-        A microsecond for each block that any of them lies in, and a hundred for the call.
+        Returns:
+            int64[n], record numbers in the shards.
         """
-        places = self.tree.positions(self.leaf, ordinals + 1) - (self.start + 1)
-        blocks, which = np.unique(places // BLOCK, return_inverse=True)
-        firsts = self.start + BLOCK * blocks
-        ends = np.minimum(firsts + BLOCK, self.stop)
+        leaf = self.leaf(part)
+        stops = whole.stops[shards]
+        starts = stops - whole.num_samples[shards]
+        places = self.tree.positions(leaf, ordinals + 1) - 1 - starts
+        firsts, where, which = np.unique(
+            starts + places // BLOCK * BLOCK, return_index=True, return_inverse=True
+        )
+        ends = np.minimum(firsts + BLOCK, stops[where])
         counts = self.tree.counts(np.concatenate((firsts, ends)))
-        before, quotas = counts[: len(blocks)], counts[len(blocks) :] - counts[: len(blocks)]
-        own = quotas[:, self.leaf]
-        lows = quotas[:, : self.leaf].sum(axis=1)
-        members = _members(subkeys(self.key, blocks), lows, lows + own, int(ends[-1] - firsts[-1]))
-        offsets = own.cumsum() - own - before[:, self.leaf]
-        numbers: Int64Array = blocks[which] * BLOCK + members[offsets[which] + ordinals]
+        before, quotas = counts[: len(firsts)], counts[len(firsts) :] - counts[: len(firsts)]
+        own, lows = quotas[:, leaf], quotas[:, :leaf].sum(axis=1)
+        keys = subkeys(np.array([self.key], U), shards[where])
+        keys = subkeys(keys, (firsts - starts[where]) // BLOCK)
+        members = _members(keys, ends - firsts, lows, lows + own)
+        offsets = own.cumsum() - own - before[:, leaf]
+        numbers: Int64Array = firsts[which] - starts + members[offsets[which] + ordinals]
         return numbers
 
 
-def _members(keys: UInt64Array, lows: Int64Array, highs: Int64Array, num_last: int) -> Int64Array:
+def _members(
+    keys: UInt64Array, sizes: Int64Array, lows: Int64Array, highs: Int64Array
+) -> npt.NDArray[np.uint8]:
     """Of each block the records whose rank by hash is in [low, high), ascending, end to end.
 
     Args:
         keys: uint64[num_blocks].
+        sizes: int64[num_blocks], numbers of records.
         lows: int64[num_blocks].
         highs: int64[num_blocks], each more than its low.
-        num_last: Number of records of the last block; the others are full.
     """
     found = []
     for at in range(0, len(keys), _ROWS):
@@ -211,12 +201,13 @@ def _members(keys: UInt64Array, lows: Int64Array, highs: Int64Array, num_last: i
         hashes = (mix(keys[part, None] + _ITEMS) >> U(32)).astype(np.uint32)
         hashes &= ~_ITEM_BITS
         hashes |= _ITEMS
-        if at + _ROWS >= len(keys):
-            hashes[-1, num_last:] = _BEHIND
+        short = np.flatnonzero(sizes[part] < BLOCK)
+        hashes[short] |= np.where(_ITEMS < sizes[part][short, None], np.uint32(0), _BEHIND)
         ordered, rows = np.sort(hashes, axis=1), np.arange(len(hashes))
         first, last = ordered[rows, lows[part]], ordered[rows, highs[part] - 1]
-        taken = np.flatnonzero((hashes >= first[:, None]) & (hashes <= last[:, None]))
-        found.append((taken % BLOCK).astype(np.uint8))  # as bytes: 128 of them a block
+        is_taken = (hashes >= first[:, None]) & (hashes <= last[:, None])
+        items = np.broadcast_to(_ITEMS.astype(np.uint8), is_taken.shape)
+        found.append(items[is_taken])  # as bytes: at most 128 of them a block
     return np.concatenate(found)
 
 
@@ -242,50 +233,34 @@ class PartContent:
         """Name a shard as the whole dataset does."""
         return self.whole.shard_path(shard)
 
-    def record(self, shards: ShardTable, shard: int, sample: int) -> int:
-        """Number of a sample in its file."""
-        ordinals = np.array([int(shards.stops[shard] - shards.num_samples[shard]) + sample])
-        numbers = self.cut.of_shard(self.part, shard, self.whole.shards).records(ordinals)
-        return self.whole.record(shard, int(numbers[0]))
+    def records(self, shards: ShardTable, numbers: Int64Array, samples: Int64Array) -> Int64Array:
+        """Map the samples to the whole dataset, all at once."""
+        if not len(samples):
+            return samples
+        ordinals = shards.stops[numbers] - shards.num_samples[numbers] + samples
+        found = self.cut.records(self.part, ordinals, numbers, self.whole.shards)
+        return self.whole.records(numbers, found)
 
     def open(self, dataset: str, shards: ShardTable, shard: int) -> Reader:
         """Open a shard of the whole dataset under the name of the part."""
-        reader = self.whole.content.open(dataset, self.whole.shards, shard)
-        num_samples = int(shards.num_samples[shard])
-        is_empty = not self.cut.sizes[self.part]
-        cut = None if is_empty else self.cut.of_shard(self.part, shard, self.whole.shards)
-        first = int(shards.stops[shard]) - num_samples
-        place = f"dataset {dataset!r}, shard {self.whole.shard_path(shard)}"
-        return PartReader(reader, cut, first, num_samples, place)
+        return self.whole.content.open(dataset, self.whole.shards, shard)
 
 
 class PartReader:
-    """Reads the samples of a part through a reader of the whole shard.
+    """Reads the samples of a part by their numbers in it, through a reader of the whole shard."""
 
-    Args:
-        reader: Of the whole shard.
-        cut: Maps the part's numbers; None for a part without samples.
-        first: Number in the part of its first sample in this shard.
-        num_samples: Of the part in this shard.
-        shard: What messages call the shard.
-    """
-
-    def __init__(
-        self, reader: Reader, cut: ShardCut | None, first: int, num_samples: int, shard: str
-    ) -> None:
-        self._reader = reader
-        self._cut = cut
-        self._first = first
-        self._num_samples = num_samples
+    def __init__(self, part: Dataset, shard: int, reader: Reader) -> None:
+        self._part = part
         self._shard = shard
+        self._reader = reader
 
     def read(self, samples: npt.NDArray[np.int64]) -> Samples:
-        """Map the numbers, all at once, and read; see `Reader.read`."""
-        numbers = np.asarray(samples, dtype=np.int64)
-        check_bounds(numbers, self._num_samples, self._shard)
-        if self._cut is not None and len(numbers):
-            numbers = self._cut.records(numbers + self._first)
-        return self._reader.read(numbers)
+        """Map the numbers and read; see `Reader.read`."""
+        samples = np.asarray(samples, dtype=np.int64)
+        part, shard = self._part, self._shard
+        num_samples = int(part.shard_num_samples[shard])
+        check_bounds(samples, num_samples, f"dataset {part.name!r}, shard {part.shard_path(shard)}")
+        return self._reader.read(part.records(np.full_like(samples, shard), samples))
 
     def close(self) -> None:
         """Close the reader of the whole shard."""

@@ -34,6 +34,7 @@ class Fetcher:
     def __init__(self, datasets: Sequence[Dataset]) -> None:
         self.datasets = tuple(datasets)
         self._has_one_shard = [len(d.shard_num_samples) for d in self.datasets] == [1]
+        self._parts = [number for number, d in enumerate(self.datasets) if d.is_part]
         self._open = _OpenReaders()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -52,34 +53,46 @@ class Fetcher:
         shards, datasets = pointers.shard, pointers.dataset
         if not len(pointers):
             return []
+        records = self._records(pointers)
         if self._has_one_shard or not len(_edges(datasets, shards)):
-            return self._read_shard(int(datasets[0]), int(shards[0]), pointers.sample)
+            return self._read_shard(int(datasets[0]), int(shards[0]), records)
         groups = list(_by_shard(datasets, shards))
         parts = [
-            self._read_shard(int(datasets[g[0]]), int(shards[g[0]]), pointers.sample[g])
-            for g in groups
+            self._read_shard(int(datasets[g[0]]), int(shards[g[0]]), records[g]) for g in groups
         ]
         return _in_order(groups, parts, len(pointers))
 
     def name(self, dataset: int, shard: int, sample: int) -> str:
         """A sample in words, for messages."""
+        return self._record_name(dataset, shard, self.datasets[dataset].record(shard, sample))
+
+    def _record_name(self, dataset: int, shard: int, record: int) -> str:
         held = self.datasets[dataset]
-        record = held.record(shard, sample)
         return f"dataset {held.name!r}, shard {held.shard_path(shard)}, record {record}"
 
     def close(self) -> None:
         """Close the readers of this thread."""
         self._open.close()
 
-    def _read_shard(self, dataset: int, shard: int, numbers: Int64Array) -> Samples:
+    def _records(self, pointers: Pointers) -> Int64Array:
+        """Record numbers of samples: for parts of datasets, mapped for all shards at once."""
+        records = pointers.sample
+        for number in self._parts:
+            here = np.flatnonzero(pointers.dataset == number)
+            if len(here):
+                records = records.copy() if records is pointers.sample else records
+                records[here] = self.datasets[number].records(pointers.shard[here], records[here])
+        return records
+
+    def _read_shard(self, dataset: int, shard: int, records: Int64Array) -> Samples:
         try:
-            return self._reader(dataset, shard).read(numbers)
+            return self._reader(dataset, shard).read(records)
         except RecordError:
             raise
         except StopIteration as error:  # would end the epoch of whoever asks, without a word
             raise WorkerError(
-                f"{self.name(dataset, shard, int(numbers[0]))}: reading raised StopIteration; a "
-                "plain next() in the dataset ran dry, give next() a default"
+                f"{self._record_name(dataset, shard, int(records[0]))}: reading raised "
+                "StopIteration; a plain next() in the dataset ran dry, give next() a default"
             ) from error
         except Exception as error:
             held = self.datasets[dataset]
@@ -91,7 +104,7 @@ class Fetcher:
         key = (dataset, shard)
         reader = readers.get(key)
         if reader is None:
-            reader = self.datasets[dataset].open(shard)
+            reader = self.datasets[dataset].open_records(shard)
             readers[key] = reader
             if len(readers) > _MAX_OPEN:
                 readers.popitem(last=False)[1].close()
