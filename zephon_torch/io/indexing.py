@@ -23,7 +23,7 @@ from zephon_torch.arithmetic.permutation import Int64Array
 from zephon_torch.errors import WorkerError
 from zephon_torch.io.bar import byte_bar
 from zephon_torch.io.discovery import Found
-from zephon_torch.io.files import FileInfo, StoredFile
+from zephon_torch.io.files import FileInfo, Storage, StoredFile
 from zephon_torch.io.formats import FormatOptions, load_format
 
 _CHUNK_FILES = 1024
@@ -70,7 +70,7 @@ def count_in_processes(title: str, found: Found, options: FormatOptions, jobs: i
         DatasetError: A file cannot be read or changes meanwhile; the first such.
         WorkerError: A process died.
     """
-    task = _Task(found, options)
+    task = _Task(found.storage, found.format, options)
     chunks = list(_chunks(found.files))
     total = Counted()
     with byte_bar(f"indexing {title}", sum(file.num_bytes for file in found.files)) as advance:
@@ -85,17 +85,18 @@ def count_in_processes(title: str, found: Found, options: FormatOptions, jobs: i
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    found: Found
+    storage: Storage
+    format: str
     options: FormatOptions
 
-    def count(self, chunk: slice, advance: Callable[[int], object]) -> Counted:
+    def count(self, chunk: Sequence[FileInfo], advance: Callable[[int], object]) -> Counted:
         """Count the files of one chunk; `advance` hears of every byte of them."""
-        module = load_format(self.found.format)
+        module = load_format(self.format)
         counted = Counted()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            for info in self.found.files[chunk]:
-                file = StoredFile(self.found.storage, *info)
+            for info in chunk:
+                file = StoredFile(self.storage, *info)
                 known = module.count(file, self.options)
                 if known is None:
                     known = module.scan(file, self.options, advance)
@@ -107,20 +108,23 @@ class _Task:
         return counted
 
 
-def _chunks(files: Sequence[FileInfo]) -> Iterator[slice]:
+def _chunks(files: Sequence[FileInfo]) -> Iterator[Sequence[FileInfo]]:
     """Cut into runs of files with some bytes together."""
     start = num_bytes = 0
     for at, file in enumerate(files):
         if at - start == _CHUNK_FILES or (at > start and num_bytes + file.num_bytes > _CHUNK_BYTES):
-            yield slice(start, at)
+            yield files[start:at]
             start, num_bytes = at, 0
         num_bytes += file.num_bytes
     if files:
-        yield slice(start, len(files))
+        yield files[start:]
 
 
 def _in_processes(
-    task: _Task, chunks: Sequence[slice], jobs: int, advance: Callable[[int], object]
+    task: _Task,
+    chunks: Sequence[Sequence[FileInfo]],
+    jobs: int,
+    advance: Callable[[int], object],
 ) -> list[Counted]:
     # Not forked: a storage may have started threads in this process.
     context = multiprocessing.get_context("forkserver")
@@ -169,7 +173,7 @@ def _start_worker(task: _Task, num_done: Any) -> None:
     _worker = task, num_done
 
 
-def _count_chunk(chunk: slice) -> Counted:
+def _count_chunk(chunk: Sequence[FileInfo]) -> Counted:
     assert _worker is not None
     task, num_done = _worker
 
