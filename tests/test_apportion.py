@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zephon_torch.arithmetic.apportion import MAX_POSITION, SplitTree
 from zephon_torch.io import Dataset
 from zephon_torch.work import StaticMixtureWorkSource
-from zephon_torch.work.apportion import MAX_POSITION, SplitTree
 from zephon_torch.work.mixture import TOTAL_LIMIT
 
 SMALL = st.lists(st.integers(1, 60), min_size=1, max_size=12)
@@ -241,3 +241,13 @@ def worst_prefix_error(
         end = at_start + len(at) * total - weight * len(labels)
         worst = max(worst, *np.abs(after), *np.abs(ahead), abs(end))
     return float(worst) / total
+
+
+@given(ANY, st.data())
+def test_many_positions_are_those_of_one_at_a_time(weights: list[int], data: st.DataObject) -> None:
+    tree = SplitTree(weights)
+    for leaf, weight in enumerate(weights):
+        most = MAX_POSITION // 4 * weight // sum(weights)
+        wanted = data.draw(st.lists(st.integers(1, max(most, 1)), min_size=1, max_size=5))
+        found = tree.positions(leaf, np.array(wanted)).tolist()
+        assert found == [tree.position(leaf, m) for m in wanted]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 from conformance import Subject, check_resume
@@ -13,7 +16,7 @@ from format_files import ALL, FILES, Files
 from toys import ENGINES
 
 from zephon_torch import DataLoader
-from zephon_torch.errors import RecordError
+from zephon_torch.errors import DatasetError, RecordError
 from zephon_torch.io import Dataset
 
 pytestmark = pytest.mark.timeout(120)
@@ -113,6 +116,49 @@ MANY = {
     "workers": {"num_workers": 2},
     "spawned workers": {"num_workers": 2, "multiprocessing_context": "spawn"},
 }
+
+
+@ALL
+def test_a_manifest_stands_for_the_files(files: Files, tmp_path: Path) -> None:
+    dataset = dataset_of(files, tmp_path / "a")
+    folder = files.path(tmp_path / "a")
+    dataset.save_manifest(tmp_path / "manifest")
+    again = Dataset.from_manifest("a", tmp_path / "manifest", root=folder)
+    assert again.fingerprint == dataset.fingerprint
+    assert [files.id_of(sample) for sample in again] == IDS
+    for path in folder.rglob("*"):  # also the files that say what is in others
+        os.utime(path, ns=(1, 1))
+    with pytest.raises(DatasetError, match="changed since the dataset was made"):
+        again.open(0)
+
+
+@pytest.mark.parametrize("cached", [False, True], ids=["where it is", "through the cache"])
+@ALL
+def test_files_of_another_machine(files: Files, cached: bool, tmp_path: Path, memory: str) -> None:
+    """A part of the dataset, in worker processes that are forked with the store in memory."""
+    files.write(tmp_path / "a", SHARDS)
+    store = fsspec.filesystem("memory")
+    store.put(f"{files.path(tmp_path / 'a')}/", f"{memory}/", recursive=True)
+    dataset = Dataset.from_path("a", memory, **files.options)
+    assert dataset.shard_num_samples.tolist() == [13, 1, 17, 9]
+    cache = {"cache_dir": tmp_path / "cache", "cache_limit": "1GB"} if cached else {}
+    parts = dataset.split({"train": 30, "val": 10})
+    seen = []
+    for part in parts.values():
+        with loader_of(part, files, num_workers=2, **cache) as loader:
+            seen.append([i for batch in loader for i in files.ids_of(batch)])
+    assert sorted(seen[0] + seen[1]) == IDS and len(seen[0]) == 30
+    if cached:
+        assert len(list((tmp_path / "cache").glob("*.shard"))) == len(SHARDS)
+
+
+@pytest.fixture
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A URL below which nothing is yet, and a folder of its own for indexes."""
+    monkeypatch.setenv("ZEPHON_CACHE_DIR", str(tmp_path / "indexes"))
+    url = f"memory://{tmp_path.name}"
+    yield url
+    fsspec.filesystem("memory").rm(url, recursive=True)
 
 
 @pytest.mark.parametrize("engine", MANY.values(), ids=MANY)

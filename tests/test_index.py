@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import multiprocessing
 import os
 import pickle
 import struct
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +23,7 @@ import numpy as np
 import pytest
 
 from zephon_torch.errors import DatasetError
-from zephon_torch.io import Dataset, index, sidecar
+from zephon_torch.io import Dataset, index, sidecar, turns
 from zephon_torch.io.bar import byte_bar
 from zephon_torch.io.files import StoredFile
 from zephon_torch.io.formats import jsonl
@@ -333,6 +338,70 @@ def test_many_processes_build_the_same_indexes_at_once(tmp_path: Path) -> None:
         process.join(60)
         assert process.exitcode == 0
     assert len(os.listdir(folder)) == 40  # a sidecar each, no temporary file
+
+
+@dataclass
+class Slow:
+    """Builds the index of a file, when it is let."""
+
+    started: threading.Event = field(default_factory=threading.Event)
+    may_end: threading.Event = field(default_factory=threading.Event)
+    fails: bool = False
+    num_builds: int = 0
+
+    def __call__(self, file: StoredFile, advance: index.Advance) -> index.Offsets:
+        self.num_builds += 1
+        self.started.set()
+        assert self.may_end.wait(30)
+        if self.fails and self.num_builds == 1:
+            raise DatasetError("the first one fails")
+        return jsonl.INDEXER.build(file, advance)
+
+
+def build_twice(shard: Path, slow: Slow) -> list[Any]:
+    """By two threads, the second while the first is about it: locks are those of processes."""
+    indexer = index.Indexer("jsonl", 1, slow)
+    heard: list[int] = []
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(index.build, stored(shard), indexer, heard.append)
+        assert slow.started.wait(30)
+        second = pool.submit(index.build, stored(shard), indexer, heard.append)
+        with suppress(TimeoutError):
+            second.result(0.2)
+        slow.may_end.set()
+        results = [first.exception(30) or first.result(), second.result(30)]
+    assert heard == [len(CONTENT)] * (1 if slow.fails else 2)
+    return results
+
+
+def test_who_comes_while_an_index_is_built_waits_and_takes_it(shard: Path) -> None:
+    slow = Slow()
+    assert [offsets.tolist() for offsets in build_twice(shard, slow)] == [[0, 10, 21, 31]] * 2
+    assert slow.num_builds == 1
+    assert sorted(os.listdir(shard.parent)) == [".a.jsonl.zidx", "a.jsonl"]
+
+
+def test_who_waits_for_one_that_fails_builds_it(shard: Path) -> None:
+    slow = Slow(fails=True)
+    error, offsets = build_twice(shard, slow)
+    assert isinstance(error, DatasetError) and offsets.tolist() == [0, 10, 21, 31]
+    assert slow.num_builds == 2
+
+
+@pytest.mark.parametrize("reason", ["patience", "locks"])
+def test_without_locks_or_patience_an_index_is_built_twice(
+    shard: Path, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    if reason == "patience":
+        monkeypatch.setattr(turns, "_PATIENCE_SECONDS", -1.0)
+    else:
+        monkeypatch.setattr(fcntl, "flock", refuse)
+    slow = Slow()
+    assert [offsets.tolist() for offsets in build_twice(shard, slow)] == [[0, 10, 21, 31]] * 2
+    assert slow.num_builds == 2
 
 
 def test_dataset_finds_its_index_again_after_a_pickle(shard: Path, scans: list[str]) -> None:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zephon_torch.arithmetic.apportion import SplitTree
 from zephon_torch.io import Dataset
 from zephon_torch.work import StaticMixtureWorkSource
-from zephon_torch.work.apportion import SplitTree
 from zephon_torch.work.interleave import (
     Pieces,
     balanced_at,

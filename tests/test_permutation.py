@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from zephon_torch.work import permutation
+from zephon_torch.arithmetic import permutation
 
 KEYS = st.integers(0, 2**64 - 1)
 SIZES = [1, 2, 3, 31, 32, 33, 34, 100, 1023, 1024, 1025, 10_007, 65_536]

@@ -87,6 +87,20 @@ def test_hidden_unfinished_and_other_files_are_left_out(tmp_path: Path) -> None:
     assert paths_of(folder) == ["a.jsonl"]
 
 
+def test_patterns_leave_out_unfinished_folders_unless_they_name_them(
+    tmp_path: Path, memory: MemoryFileSystem
+) -> None:
+    names = ["a.jsonl", "b/a.jsonl", "_temporary/0/a.jsonl", "b/_logs/a.jsonl", "b.tmp/a.jsonl"]
+    folder = fill(tmp_path / "_d", *names)
+    memory.pipe({f"/_d/{name}": b"1" for name in names})
+    for root in (folder, "memory://_d"):
+        assert paths_of(f"{root}/**/*.jsonl") == ["a.jsonl", "b/a.jsonl"]
+        assert paths_of(f"{root}/*/*.jsonl") == ["b/a.jsonl"]
+        assert paths_of(f"{root}/b/_l*/*.jsonl") == ["_logs/a.jsonl"]
+        assert paths_of(f"{root}/_t*/*/*.jsonl") == ["_temporary/0/a.jsonl"]
+        assert paths_of(f"{root}/_temporary/*/*.jsonl") == ["0/a.jsonl"]
+
+
 def test_one_file_and_patterns(tmp_path: Path) -> None:
     folder = fill(tmp_path / "d", "a1.jsonl", "a2.jsonl", "b/a3.jsonl", "_a.jsonl", ".a.jsonl")
     (folder / "a_folder.jsonl").mkdir()

@@ -15,12 +15,12 @@ import numpy.typing as npt
 import torch
 
 from zephon_torch.ahead import Ahead
+from zephon_torch.arithmetic.permutation import text_key
 from zephon_torch.engine import Run
 from zephon_torch.errors import StaleIteratorError, WorldError
 from zephon_torch.io.copies import CacheStats
 from zephon_torch.nodes.made import BadRecord, Made
 from zephon_torch.prepared import Prepared, prepared
-from zephon_torch.work.permutation import text_key
 from zephon_torch.work.plan import Pointers
 from zephon_torch.work.splitter import WorkItem
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from zephon_torch.arithmetic.permutation import Int64Array
 from zephon_torch.io.files import FileInfo, Storage, StoredFile
 from zephon_torch.io.formats import FormatOptions, load_format
 from zephon_torch.io.formats.memory import MemoryReader
@@ -36,12 +37,16 @@ class Content(Protocol):
         """Name a shard for messages, given its relative path and number."""
         ...
 
+    def records(self, shards: ShardTable, numbers: Int64Array, samples: Int64Array) -> Int64Array:
+        """Numbers of samples among all records of their shards; see `Dataset.records`."""
+        ...
+
     def remote_file(self, shards: ShardTable, shard: int) -> StoredFile | None:
         """Return a shard that is a file of another machine, None where it is not."""
         ...
 
     def open(self, dataset: str, shards: ShardTable, shard: int, through: Through) -> Reader:
-        """Open a shard; `dataset` is the name for messages."""
+        """Open a shard, to be read by record; `dataset` is the name for messages."""
         ...
 
 
@@ -68,6 +73,10 @@ class FileContent:
     def place(self, dataset: str, path: str, shard: int) -> str:
         """Return path or URL, without credentials."""
         return self.storage.url(path)
+
+    def records(self, shards: ShardTable, numbers: Int64Array, samples: Int64Array) -> Int64Array:
+        """Return the samples' own numbers."""
+        return samples
 
     def remote_file(self, shards: ShardTable, shard: int) -> StoredFile | None:
         """Return the file if its storage is remote."""
@@ -100,6 +109,10 @@ class ObjectContent:
     def place(self, dataset: str, path: str, shard: int) -> str:
         """Return ``name[shard]``."""
         return f"{dataset}[{shard}]"
+
+    def records(self, shards: ShardTable, numbers: Int64Array, samples: Int64Array) -> Int64Array:
+        """Return the samples' own numbers."""
+        return samples
 
     def remote_file(self, shards: ShardTable, shard: int) -> None:
         """Return None: it is no file."""

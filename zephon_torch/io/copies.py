@@ -12,8 +12,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -89,7 +89,7 @@ class ShardCopies:
             return _Bypassing(open_file(file), self._count_bypassed)
         try:
             storage = _CopiedStorage(file.storage, file, held.path)
-            return CopyReader(open_file(StoredFile(storage, *storage.info(file.path))), held)
+            return CopyReader(open_file(replace(file, storage=storage)), held)
         except BaseException:
             held.close()
             raise
@@ -200,6 +200,9 @@ class _CopiedStorage(Storage):
         self, path: str, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]
     ) -> list[bytes]:
         return self._place(path).read_ranges(self._path(path), starts, stops)
+
+    def write(self, path: str, parts: Sequence[Any]) -> None:
+        self.origin.write(path, parts)
 
     def url(self, path: str = "") -> str:
         return self.origin.url(path)

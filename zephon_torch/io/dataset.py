@@ -19,14 +19,16 @@ import numpy as np
 import numpy.typing as npt
 
 from zephon_torch.errors import ConfigurationError
+from zephon_torch.io import manifest
 from zephon_torch.io.content import Content, FileContent, ObjectContent, Through, directly
-from zephon_torch.io.discovery import count_samples, find_shards
+from zephon_torch.io.discovery import Found, count_samples, find_shards, path_text
 from zephon_torch.io.files import StoredFile
 from zephon_torch.io.fingerprint import fingerprint
-from zephon_torch.io.formats import make_options
+from zephon_torch.io.formats import FormatOptions, make_options
 from zephon_torch.io.formats.reader import Reader, Samples, samples_of
 from zephon_torch.io.map_style import check_sizes, length_of
 from zephon_torch.io.shards import Shard, ShardTable
+from zephon_torch.io.split import PartContent, PartReader, split
 
 __all__ = ["Dataset", "Reader", "Samples", "Shard", "samples_of"]
 
@@ -38,19 +40,21 @@ _UNITS = ("kB", "MB", "GB", "TB", "PB", "EB")
 class Dataset:
     """A named, immutable collection of shards of one format.
 
-    Made by `from_path`, `from_samples` or `from_torch`. Samples stand in shard-then-record order;
-    shards stand in the order of their relative paths, however they were listed.
+    Made by `from_path`, `from_manifest`, `from_samples` or `from_torch`, or by `split` of another.
+    Samples stand in shard-then-record order; shards stand in the order of their relative paths,
+    however they were listed.
 
     Attributes:
         name: Unique in a mixture; part of the fingerprint.
         format: name of the files' format, or ``"memory"`` or ``"torch"``.
         shards: Sequence of `Shard`, made on access.
+        content: Where the samples are; for this package.
     """
 
     name: str
     format: str
     shards: ShardTable
-    _content: Content
+    content: Content
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -94,14 +98,49 @@ class Dataset:
         _check_name(name)  # before anything is read
         found = find_shards(path, format, storage_options)
         format_options = make_options(found.format, options)
-        num_samples = count_samples(name, found, format_options)
-        columns = list(zip(*found.files, strict=True))
-        num_bytes, stamps = (np.array(column, dtype=np.int64) for column in columns[1:])
-        shards = ShardTable(num_samples, num_bytes, columns[0])
-        content = FileContent(
-            found.storage, found.format, format_options, stamps, tuple(found.beside)
+        return cls.of_counted(
+            name, found, format_options, count_samples(name, found, format_options)
         )
+
+    @classmethod
+    def of_counted(
+        cls, name: str, found: Found, options: FormatOptions, num_samples: npt.NDArray[np.int64]
+    ) -> Self:
+        """Describe files that were found and counted: the last step of `from_path`."""
+        num_bytes = np.fromiter((file.num_bytes for file in found.files), np.int64)
+        stamps = np.fromiter((file.stamp for file in found.files), np.int64)
+        shards = ShardTable(num_samples, num_bytes, (file.path for file in found.files))
+        content = FileContent(found.storage, found.format, options, stamps, tuple(found.beside))
         return cls(name, found.format, shards, content)
+
+    @classmethod
+    def from_manifest(
+        cls,
+        name: str,
+        path: str | os.PathLike[str],
+        *,
+        root: str | os.PathLike[str] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """Describe the files that a manifest names, without a look at any of them.
+
+        Has the fingerprint that `from_path` gives it. A file that has changed since the manifest
+        was saved is noticed when its shard is opened.
+
+        Args:
+            name: The dataset's name.
+            path: What `save_manifest` wrote; local or a URL that fsspec knows.
+            root: The folder that its paths are relative to; the manifest's own by default.
+            storage_options: For fsspec, for both; never shown in any message.
+
+        Raises:
+            ConfigurationError: A bad name, not a path, or a format or option that is not known.
+            DatasetError: The manifest is not there, damaged or foreign, or leads out of its root.
+        """
+        _check_name(name)
+        place = None if root is None else path_text(root)
+        found, content = manifest.load(path_text(path), place, storage_options)
+        return cls(name, found.format, found.shards, content)
 
     @classmethod
     def from_samples(
@@ -152,6 +191,59 @@ class Dataset:
         sizes = np.array([length_of(name, dataset)], dtype=np.int64)
         return cls(name, "torch", ShardTable(sizes), ObjectContent(dataset, version))
 
+    def split(self, parts: Mapping[str, float], *, seed: int = 0) -> dict[str, Dataset]:
+        """Cut into disjoint datasets that hold everything together, named ``<name>/<part>``.
+
+        Each part has the shards of this dataset, with as many of their samples as fall to it: an
+        even share of every stretch of the data, chosen by the seed. The same data under another
+        name or root are split alike. Costs nothing, whatever the number of samples.
+
+        Args:
+            parts: By the name of the part: fractions that sum to 1 (within 1e-9), rounded by
+                largest remainder, or integers that sum to the number of samples. Their order does
+                not matter.
+            seed: Any integer.
+
+        Raises:
+            ConfigurationError: Names or numbers that cannot be, or another sum.
+        """
+        made = {}
+        for part, content in split(self, parts, seed).items():
+            sizes = content.cut.shard_sizes(part, self.shards)
+            shards = ShardTable(sizes, self.shard_num_bytes, self.shards.paths)
+            made[part] = Dataset(f"{self.name}/{part}", self.format, shards, content)
+        return made
+
+    def save_manifest(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write what is known of the files, for `from_manifest`; replaces what is there.
+
+        Best beside the files, in the root of the dataset, under a name like ``web.zman`` that is
+        not taken for data. The layout is in ``zephon_torch/io/manifest.py``.
+
+        Args:
+            path: Local, or a URL that fsspec can write to.
+            storage_options: For fsspec.
+
+        Raises:
+            ConfigurationError: Not a path, no dataset of files, or a part of one.
+            OSError: It cannot be written.
+        """
+        content = self.content
+        if not isinstance(content, FileContent):
+            raise ConfigurationError(
+                f"dataset {self.name!r} has no files of its own: a manifest is of what "
+                "Dataset.from_path made; split it after Dataset.from_manifest"
+            )
+        known = manifest.Manifest(
+            self.format, content.options, self.shards, content.stamps, content.beside
+        )
+        manifest.save(path_text(path), storage_options, known)
+
     @cached_property
     def num_samples(self) -> int:
         """Number of samples in all shards."""
@@ -175,21 +267,40 @@ class Dataset:
     @property
     def samples(self) -> Any:
         """The object in memory that was described; None for files."""
-        return self._content.samples if isinstance(self._content, ObjectContent) else None
+        return self.content.samples if isinstance(self.content, ObjectContent) else None
+
+    @property
+    def is_part(self) -> bool:
+        """Whether this is a part of another dataset: its samples have other record numbers."""
+        return isinstance(self.content, PartContent)
 
     @cached_property
     def fingerprint(self) -> str:
         """64 hex digits that change when samples could stand elsewhere; see ``fingerprint.py``."""
-        return fingerprint(self.name, self.format, self.shards, self._content.version)
+        return fingerprint(self.name, self.format, self.shards, self.content.version)
 
     def shard_path(self, shard: int) -> str:
         """Full path or URL of a shard for messages, ``name[shard]`` for in-memory datasets."""
         path = self.shards.path(self._check_shard(shard))
-        return self._content.place(self.name, path, shard)
+        return self.content.place(self.name, path, shard)
+
+    def record(self, shard: int, sample: int) -> int:
+        """Number of a sample among all records of its file: another one in a part of a dataset."""
+        shards = np.array([self._check_shard(shard)])
+        return int(self.records(shards, np.array([sample]))[0])
+
+    def records(
+        self, shards: npt.NDArray[np.int64], samples: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64]:
+        """:meth:`record` of many samples, int64[n], by their shards and their numbers in these.
+
+        Numbers that a shard does not have give numbers without meaning.
+        """
+        return self.content.records(self.shards, shards, samples)
 
     def remote_file(self, shard: int) -> StoredFile | None:
         """The file of a shard that lies on another machine; None for any other."""
-        return self._content.remote_file(self.shards, self._check_shard(shard))
+        return self.content.remote_file(self.shards, self._check_shard(shard))
 
     def open(self, shard: int, through: Through = directly) -> Reader:
         """Open one shard for this process; close the reader after use.
@@ -202,7 +313,12 @@ class Dataset:
             IndexError: No such shard.
             DatasetError: The file is gone or changed, or its index does not fit.
         """
-        return self._content.open(self.name, self.shards, self._check_shard(shard), through)
+        reader = self.open_records(shard, through)
+        return PartReader(self, shard, reader) if self.is_part else reader
+
+    def open_records(self, shard: int, through: Through = directly) -> Reader:
+        """:meth:`open`, but the reader takes the numbers that :meth:`records` gives."""
+        return self.content.open(self.name, self.shards, self._check_shard(shard), through)
 
     def __len__(self) -> int:
         return self.num_samples
@@ -225,9 +341,9 @@ class Dataset:
                     yield from samples_of(reader.read(np.arange(start, stop, dtype=np.int64)))
 
     def __repr__(self) -> str:
-        parts = [self.format, _plural(self.num_shards, "shard"), _plural(len(self), "sample")]
+        parts = [self.format, plural(self.num_shards, "shard"), plural(len(self), "sample")]
         if num_bytes := int(self.shard_num_bytes.sum()):
-            parts.append(_describe_bytes(num_bytes))
+            parts.append(describe_bytes(num_bytes))
         return f"Dataset({self.name!r}, {', '.join(parts)})"
 
     def _check_shard(self, shard: int) -> int:
@@ -241,11 +357,13 @@ def _check_name(name: str) -> None:
         raise ConfigurationError(f"a dataset's name must be a str, not empty, got {name!r}")
 
 
-def _plural(number: int, word: str) -> str:
+def plural(number: int, word: str) -> str:
+    """Return a number with its noun."""
     return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
-def _describe_bytes(num_bytes: int) -> str:
+def describe_bytes(num_bytes: int) -> str:
+    """Return a size in its unit."""
     if num_bytes < 1000:
         return f"{num_bytes} bytes"
     power = min((len(str(num_bytes)) - 1) // 3, len(_UNITS))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from itertools import zip_longest
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -45,13 +45,17 @@ class Found:
     files: Sequence[FileInfo]
     beside: Sequence[FileInfo]
 
-    def stored(self) -> list[StoredFile]:
-        """The files as readers get them."""
-        beside = (StoredFile(self.storage, *file) for file in self.beside)
-        return [
-            StoredFile(self.storage, file.path, file.num_bytes, file.stamp, other)
-            for file, other in zip_longest(self.files, beside)
-        ]
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, at: int) -> StoredFile:
+        """A file as readers get it."""
+        beside = StoredFile(self.storage, *self.beside[at]) if self.beside else None
+        return StoredFile(self.storage, *self.files[at], beside)
+
+    def part(self, start: int, stop: int) -> Found:
+        """Some of the files."""
+        return replace(self, files=self.files[start:stop], beside=self.beside[start:stop])
 
 
 def find_shards(
@@ -71,7 +75,7 @@ def find_shards(
     """
     if format is not None:
         load_format(format)
-    storage = connect(_path_text(path), storage_options)
+    storage = connect(path_text(path), storage_options)
     kind = storage.kind()
     if kind == "folder":
         files, known, found_format = _choose_in_folder(storage, format)
@@ -86,20 +90,35 @@ def find_shards(
 def count_samples(dataset: str, found: Found, options: FormatOptions) -> npt.NDArray[np.int64]:
     """Count the records of every file, int64[num_files]; builds the indexes that are missing."""
     module = load_format(found.format)
-    files = found.stored()
     if hasattr(module, "count_all"):
-        with byte_bar(f"counting {dataset!r}", sum(file.num_bytes for file in files)) as advance:
+        with byte_bar(f"counting {dataset!r}", sum(f.num_bytes for f in found.files)) as advance:
+            files = [found[at] for at in range(len(found))]
             together = cast(AlikeFormat, module).count_all(files, options, advance)
         return np.array(together, dtype=np.int64)
-    counts = [module.count(file, options) for file in files]
-    missing = [at for at, known in enumerate(counts) if known is None]
-    with byte_bar(f"indexing {dataset!r}", sum(files[at].num_bytes for at in missing)) as advance:
+    counts = np.zeros(len(found.files), dtype=np.int64)
+    missing: list[int] = []
+    for at in range(len(found)):
+        known = module.count(found[at], options)
+        if known is None:
+            missing.append(at)
+        else:
+            counts[at] = known
+    num_bytes = sum(found.files[at].num_bytes for at in missing)
+    title = f"indexing {dataset!r}"
+    if len(missing) > 1:
+        title += " (zephon-torch index does it in parallel)"
+    with byte_bar(title, num_bytes) as advance:
         for at in missing:
-            counts[at] = module.scan(files[at], options, advance)
-    return np.array(counts, dtype=np.int64)
+            counts[at] = module.scan(found[at], options, advance)
+    return counts
 
 
-def _path_text(path: str | os.PathLike[str]) -> str:
+def path_text(path: str | os.PathLike[str]) -> str:
+    """Return a path that a user gave as text.
+
+    Raises:
+        ConfigurationError: It is none.
+    """
     text = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(text, str) or not text:
         raise ConfigurationError(
@@ -154,17 +173,21 @@ def _match(storage: Storage) -> tuple[Storage, list[FileInfo], dict[str, FileInf
     if parts is None:
         raise DatasetError(f"no file or folder {storage.url()!r}")
     folder, pattern = parts
-    # "_*.jsonl" asks for such names, "*" does not.
-    asks_underscore = pattern.rpartition("/")[2].startswith("_")
-    names = [(file, file.path.rpartition("/")[2]) for file in folder.glob(pattern)]
+    asked = [part for part in pattern.split("/") if part.startswith("_")]
     files = [
         file
-        for file, name in names
-        if not is_ignored(name.lstrip("_") if asks_underscore else name)
+        for file in folder.glob(pattern)
+        if not any(_is_left_out(part, asked) for part in file.path.split("/"))
     ]
     if not files:
         raise DatasetError(f"no file matches {storage.url()!r}")
     return folder, files, _look_beside(folder, files)
+
+
+def _is_left_out(name: str, asked: Sequence[str]) -> bool:
+    """Whether a file or folder that a wildcard found is no data; "_*" asks for such, "*" not."""
+    is_asked = any(fnmatch.fnmatchcase(name, part) for part in asked)
+    return is_ignored(name.lstrip("_") if is_asked else name)
 
 
 def _choose_in_folder(
@@ -210,6 +233,8 @@ def _common_format(storage: Storage, files: Sequence[FileInfo], names: Collectio
 def _refuse_compressed(storage: Storage, files: Sequence[FileInfo]) -> None:
     """Leaving out compressed shards that lie among others would lose data without a word."""
     for file in files:
+        if not file.path.lower().endswith((*_COMPRESSED, *_COMPRESSED_TARS)):
+            continue
         stem, extension = os.path.splitext(file.path)
         if extension.lower() in _COMPRESSED_TARS:
             stem, extension = f"{stem}.tar", _COMPRESSED[0]

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import glob as globbing
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -74,6 +74,10 @@ class Storage(ABC):
         self, path: str, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]
     ) -> list[bytes]:
         """Several ranges of one file in as few requests as is sensible, in the order given."""
+
+    @abstractmethod
+    def write(self, path: str, parts: Sequence[Any]) -> None:
+        """Write a file of bytes or buffers, one after the other, seen whole or not at all."""
 
     @abstractmethod
     def url(self, path: str = "") -> str:

@@ -35,9 +35,8 @@ def fingerprint(name: str, format: str, shards: ShardTable, version: str | None)
     _add_text(digest, format)
     _add_integer(digest, len(shards))
     if shards.paths is not None:
-        encoded = [path.encode("utf-8", "surrogateescape") for path in shards.paths]
-        _add_array(digest, np.fromiter(map(len, encoded), np.int64, len(encoded)))
-        _add(digest, b"b", b"".join(encoded))
+        _add_array(digest, shards.paths.num_bytes)
+        _add(digest, b"b", shards.paths.content.replace(b"\0", b""))
     _add_array(digest, shards.num_samples)
     _add_array(digest, shards.num_bytes)
     if version is not None:

@@ -7,14 +7,14 @@ shard's full path: ``$ZEPHON_CACHE_DIR``, else ``$XDG_CACHE_HOME/zephon_torch``,
 
 A sidecar that does not match its shard is never used: it is rebuilt and a `StaleIndexWarning` says
 why. Writing is atomic (temporary file in the same folder, then rename), so any number of processes
-may build the same index at once. This module is the only writer.
+may build the same index at once; on one machine the others wait for the first (``turns.py``). This
+module is the only writer of indexes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -23,6 +23,7 @@ from typing import TypeVar
 
 from zephon_torch.errors import DatasetError
 from zephon_torch.io.files import StoredFile
+from zephon_torch.io.local import write_atomically
 from zephon_torch.io.sidecar import (
     Blocks,
     Index,
@@ -34,6 +35,7 @@ from zephon_torch.io.sidecar import (
     read_header,
     read_index,
 )
+from zephon_torch.io.turns import turn
 
 __all__ = [
     "Advance",
@@ -104,10 +106,12 @@ def stored_count(file: StoredFile, indexer: Indexer) -> int | None:
 def build(file: StoredFile, indexer: Indexer, advance: Advance) -> Offsets:
     """Read the whole shard, make its index and write the sidecar.
 
+    Where another process of this machine is about it, wait and take what it made.
+
     Raises:
         DatasetError: The shard changed meanwhile.
     """
-    return _build(file, indexer, advance).offsets
+    return _build_in_turn(file, indexer, advance).offsets
 
 
 def load(file: StoredFile, indexer: Indexer, num_samples: int) -> Offsets:
@@ -128,7 +132,7 @@ def load_index(file: StoredFile, indexer: Indexer, num_samples: int) -> Index:
     if index is None:
         index = _first_sound(file, indexer, read_index)
     if index is None:
-        index = _build(file, indexer, _unwatched)
+        index = _build_in_turn(file, indexer, _unwatched)
     if (found := len(index.offsets) - 1) != num_samples:
         raise DatasetError(
             f"{file.url!r} holds {found:,} records, {num_samples:,} when the dataset was made; "
@@ -152,6 +156,15 @@ def cache_folder() -> str:
         return os.path.abspath(folder)
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return os.path.join(os.path.abspath(base), "zephon_torch")
+
+
+def _build_in_turn(file: StoredFile, indexer: Indexer, advance: Advance) -> Index:
+    with turn(file.storage.own_path(file.path)) as others_were_first:
+        made = _first_sound(file, indexer, read_index) if others_were_first else None
+        if made is None:
+            return _build(file, indexer, advance)
+    advance(file.num_bytes)
+    return made
 
 
 def _build(file: StoredFile, indexer: Indexer, advance: Advance) -> Index:
@@ -201,7 +214,8 @@ def _save(file: StoredFile, origin: Origin, index: Index) -> bool:
     for path in sidecar_paths(file):
         with suppress(OSError):
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            _write_atomically(path, header, index, _mode(file))
+            tables = [table.astype("<i8", copy=False).data for table in index.tables]
+            write_atomically(path, (header, *tables), _mode(file))
             return True
     return False
 
@@ -210,21 +224,6 @@ def _mode(file: StoredFile) -> int:
     """Whoever may read the shard may read its index: temporary files are private otherwise."""
     local = file.storage.own_path(file.path)
     return 0o600 if local is None else 0o600 | (os.stat(local).st_mode & 0o666)
-
-
-def _write_atomically(path: str, header: bytes, index: Index, mode: int) -> None:
-    descriptor, temporary = tempfile.mkstemp(".tmp", ".zidx-", os.path.dirname(path))
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(header)
-            for table in index.tables:
-                stream.write(table.astype("<i8", copy=False).data)
-            os.fchmod(stream.fileno(), mode)
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
 
 
 def _keep_unsaved(file: StoredFile, indexer: Indexer, index: Index) -> None:

@@ -6,8 +6,11 @@ import errno
 import glob as globbing
 import os
 import stat
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -64,6 +67,10 @@ class LocalStorage(Storage):
             ranges = zip(starts.tolist(), stops.tolist(), strict=True)
             return [os.pread(file.fileno(), stop - start, start) for start, stop in ranges]
 
+    def write(self, path: str, parts: Sequence[Any]) -> None:
+        """Write beside, then rename."""
+        write_atomically(self.url(path), parts)
+
     def url(self, path: str = "") -> str:
         """Return the path without credentials."""
         return os.path.join(self.root, path) if path else self.root
@@ -75,6 +82,30 @@ class LocalStorage(Storage):
     def local_path(self, path: str) -> str | None:
         """Return the path itself."""
         return self.url(path)
+
+
+def write_atomically(path: str, parts: Iterable[Any], mode: int = 0o644) -> None:
+    """Write a file that is seen whole or not at all: a temporary one beside it, then a rename.
+
+    Args:
+        path: Where to; what is there is replaced.
+        parts: Bytes or buffers, one after the other.
+        mode: Permissions.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+    descriptor, temporary = tempfile.mkstemp(".tmp", ".zidx-", os.path.dirname(path))
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            for part in parts:
+                stream.write(part)
+            os.fchmod(stream.fileno(), mode)
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
 
 
 def _walk(folder: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Iterator[FileInfo]:

@@ -1,14 +1,16 @@
-"""The shards of a dataset as columns: a million of them are four arrays, not a million objects."""
+"""The shards of a dataset as columns: a million of them are a few arrays, not a million objects."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
+
+from zephon_torch.io.paths import Paths
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +35,18 @@ class ShardTable(Sequence[Shard]):
         num_samples: int64[num_shards].
         num_bytes: int64[num_shards], None for an in-memory dataset.
         paths: One relative path a shard, None for names made of the number.
+
+    Raises:
+        ValueError: A path that holds a NUL character.
     """
 
     def __init__(
         self,
         num_samples: npt.NDArray[np.int64],
         num_bytes: npt.NDArray[np.int64] | None = None,
-        paths: Sequence[str] | None = None,
+        paths: Iterable[str] | None = None,
     ) -> None:
-        self.paths = paths
+        self.paths = paths if paths is None or isinstance(paths, Paths) else Paths.of(paths)
         self.num_samples = _frozen(num_samples)
         self.num_bytes = _frozen(np.zeros_like(num_samples) if num_bytes is None else num_bytes)
 

@@ -19,7 +19,7 @@ import re
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from email.utils import parsedate_to_datetime
@@ -136,6 +136,11 @@ class RemoteStorage(Storage):
             strict=True,
         )
         return [merged[at][start : start + size] for at, start, size in ranges]
+
+    def write(self, path: str, parts: Sequence[Any]) -> None:
+        """Write in one request."""
+        content = b"".join(parts)
+        self._ask(path, lambda fs, full: fs.pipe_file(full, content))
 
     def url(self, path: str = "") -> str:
         """Return the path without credentials."""

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from zephon_torch.arithmetic.permutation import Int64Array
 from zephon_torch.errors import RecordError, WorkerError
 from zephon_torch.io.content import directly
 from zephon_torch.io.copies import CopyReader, ShardCopies
 from zephon_torch.io.dataset import Dataset, Reader, Samples, samples_of
 from zephon_torch.io.files import StoredFile
-from zephon_torch.work.permutation import Int64Array
 from zephon_torch.work.plan import Pointers
 
 _MAX_OPEN = 256  # readers kept open per thread
@@ -40,6 +40,7 @@ class Fetcher:
     def __init__(self, datasets: Sequence[Dataset], copies: ShardCopies | None = None) -> None:
         self.datasets, self.copies = tuple(datasets), copies
         self._has_one_shard = [len(d.shard_num_samples) for d in self.datasets] == [1]
+        self._parts = [number for number, d in enumerate(self.datasets) if d.is_part]
         self._open = _OpenReaders()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -60,33 +61,46 @@ class Fetcher:
             return []
         if self.copies is not None:
             self._open.close_idle()
+        records = self._records(pointers)
         if self._has_one_shard or not len(_edges(datasets, shards)):
-            return self._read_shard(int(datasets[0]), int(shards[0]), pointers.sample)
+            return self._read_shard(int(datasets[0]), int(shards[0]), records)
         groups = list(_by_shard(datasets, shards))
         parts = [
-            self._read_shard(int(datasets[g[0]]), int(shards[g[0]]), pointers.sample[g])
-            for g in groups
+            self._read_shard(int(datasets[g[0]]), int(shards[g[0]]), records[g]) for g in groups
         ]
         return _in_order(groups, parts, len(pointers))
 
     def name(self, dataset: int, shard: int, sample: int) -> str:
         """A sample in words, for messages."""
+        return self._record_name(dataset, shard, self.datasets[dataset].record(shard, sample))
+
+    def _record_name(self, dataset: int, shard: int, record: int) -> str:
         held = self.datasets[dataset]
-        return f"dataset {held.name!r}, shard {held.shard_path(shard)}, record {sample}"
+        return f"dataset {held.name!r}, shard {held.shard_path(shard)}, record {record}"
 
     def close(self) -> None:
         """Close the readers of this thread."""
         self._open.close()
 
-    def _read_shard(self, dataset: int, shard: int, numbers: Int64Array) -> Samples:
+    def _records(self, pointers: Pointers) -> Int64Array:
+        """Record numbers of samples: for parts of datasets, mapped for all shards at once."""
+        records = pointers.sample
+        for number in self._parts:
+            here = np.flatnonzero(pointers.dataset == number)
+            if len(here):
+                records = records.copy() if records is pointers.sample else records
+                records[here] = self.datasets[number].records(pointers.shard[here], records[here])
+        return records
+
+    def _read_shard(self, dataset: int, shard: int, records: Int64Array) -> Samples:
         try:
-            return self._reader(dataset, shard).read(numbers)
+            return self._reader(dataset, shard).read(records)
         except RecordError:
             raise
         except StopIteration as error:  # would end the epoch of whoever asks, without a word
             raise WorkerError(
-                f"{self.name(dataset, shard, int(numbers[0]))}: reading raised StopIteration; a "
-                "plain next() in the dataset ran dry, give next() a default"
+                f"{self._record_name(dataset, shard, int(records[0]))}: reading raised "
+                "StopIteration; a plain next() in the dataset ran dry, give next() a default"
             ) from error
         except Exception as error:
             held = self.datasets[dataset]
@@ -99,7 +113,7 @@ class Fetcher:
         reader = readers.get(key)
         if reader is None:
             through = directly if self.copies is None else self._open_copy
-            reader = self.datasets[dataset].open(shard, through)
+            reader = self.datasets[dataset].open_records(shard, through)
             readers[key] = reader
             if len(readers) > _MAX_OPEN:
                 readers.popitem(last=False)[1].close()

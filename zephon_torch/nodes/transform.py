@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from zephon_torch.arithmetic.permutation import U, UInt64Array, subkeys, text_key
 from zephon_torch.errors import WorkerError
-from zephon_torch.work.permutation import U, UInt64Array, subkeys, text_key
 from zephon_torch.work.plan import Pointers
 
 

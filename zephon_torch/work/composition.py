@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from zephon_torch.arithmetic.permutation import Int64Array, text_key
 from zephon_torch.work.interleave import (
     Pieces,
     balanced_at,
@@ -22,7 +23,6 @@ from zephon_torch.work.interleave import (
     balanced_offset,
     shuffled_labels,
 )
-from zephon_torch.work.permutation import Int64Array, text_key
 from zephon_torch.work.stopping import Segments
 
 Interleave: TypeAlias = Literal["balanced", "shuffle"]

@@ -22,7 +22,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from zephon_torch.work.permutation import Int64Array
+from zephon_torch.arithmetic.permutation import Int64Array
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 

@@ -40,8 +40,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from zephon_torch.work.apportion import SplitTree
-from zephon_torch.work.permutation import Int64Array, U, UInt64Array, mix, permute, subkeys
+from zephon_torch.arithmetic.apportion import SplitTree
+from zephon_torch.arithmetic.permutation import Int64Array, U, UInt64Array, mix, permute, subkeys
 
 _PRIMES = [p for p in range(2, 312) if all(p % q for q in range(2, math.isqrt(p) + 1))]
 _ALPHA = np.array([math.isqrt(p << 128) & ((1 << 64) - 1) for p in _PRIMES], U)

@@ -21,7 +21,7 @@ Windows tumble: [0, B), [B, 2B), ..., the last one shorter. ``"auto"`` is 8 time
 of that dataset, at most its size. Empty shards take no part: the keys below number only the others,
 in the order of their paths (pointers keep the number that a shard has in its dataset).
 
-Keys, in the terms of :mod:`zephon_torch.work.permutation`:
+Keys, in the terms of :mod:`zephon_torch.arithmetic.permutation`:
 
 - dataset key ``text_key("zephon_torch/order/1", str(seed), name)``;
 - pass key ``p = subkey(dataset key, epoch, pass)``; with ``reshuffle_on_repeat=False`` it is
@@ -45,8 +45,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zephon_torch import checks
-from zephon_torch.errors import ConfigurationError
-from zephon_torch.work.permutation import (
+from zephon_torch.arithmetic.permutation import (
     MAX_N,
     Int64Array,
     U,
@@ -57,6 +56,7 @@ from zephon_torch.work.permutation import (
     text_key,
     unpermute,
 )
+from zephon_torch.errors import ConfigurationError
 
 _Permutation: TypeAlias = Callable[[Int64Array, Int64Array, UInt64Array], Int64Array]
 BlockSize: TypeAlias = int | Literal["auto", "global"] | None

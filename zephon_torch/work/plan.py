@@ -23,15 +23,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from zephon_torch.arithmetic.apportion import MAX_POSITION
+from zephon_torch.arithmetic.permutation import MAX_N, Int64Array
 from zephon_torch.errors import ConfigurationError, MixtureError
 from zephon_torch.io.dataset import Dataset
-from zephon_torch.work.apportion import MAX_POSITION
 from zephon_torch.work.composition import Composition
 from zephon_torch.work.identity import identify
 from zephon_torch.work.mixture import TOTAL_LIMIT, MixtureSpec, integer_weights
 from zephon_torch.work.options import PlanOptions
 from zephon_torch.work.order import SampleOrder
-from zephon_torch.work.permutation import MAX_N, Int64Array
 from zephon_torch.work.stopping import Segments
 
 _LARGEST_DATASET = MAX_N >> 8

@@ -17,9 +17,9 @@ import numpy.typing as npt
 from torch.utils.data import DistributedSampler, Sampler
 
 from zephon_torch import checks
+from zephon_torch.arithmetic.permutation import Int64Array
 from zephon_torch.errors import ConfigurationError, WorldError
 from zephon_torch.work.delivery import items_of, positions_of, rank_places
-from zephon_torch.work.permutation import Int64Array
 from zephon_torch.work.plan import Pointers
 from zephon_torch.work.progress import MAX_EPOCH, MAX_LANES
 from zephon_torch.work.rank_chunks import RankChunks

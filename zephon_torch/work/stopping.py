@@ -1,8 +1,8 @@
 """Where a plan stops, and how a mixture changes when datasets run out: closed forms, no replay.
 
-With P_i(m) the smallest p with n_i(p) >= m (see :mod:`zephon_torch.work.apportion`), each dataset i
-of s_i samples may have a *floor*, the number of passes that are wanted of it, and a *cap*, the
-number of passes that are allowed:
+With P_i(m) the smallest p with n_i(p) >= m (see :mod:`zephon_torch.arithmetic.apportion`), each
+dataset i of s_i samples may have a *floor*, the number of passes that are wanted of it, and a
+*cap*, the number of passes that are allowed:
 
     length = min( min over caps of P_i(cap_i * s_i + 1) - 1,
                   max over floors of P_i(floor_i * s_i),
@@ -38,10 +38,10 @@ from typing import Literal, TypeAlias, TypeVar, get_args
 import numpy as np
 
 from zephon_torch import checks
+from zephon_torch.arithmetic.apportion import MAX_POSITION, SplitTree
+from zephon_torch.arithmetic.permutation import Int64Array
 from zephon_torch.errors import ConfigurationError
-from zephon_torch.work.apportion import MAX_POSITION, SplitTree
 from zephon_torch.work.mixture import integer_weights
-from zephon_torch.work.permutation import Int64Array
 
 ExhaustedPolicy: TypeAlias = Literal["repeat", "stop", "redistribute"]
 T = TypeVar("T")

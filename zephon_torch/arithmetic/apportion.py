@@ -20,15 +20,17 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 
-from zephon_torch.work.permutation import Int64Array
+from zephon_torch.arithmetic.permutation import Int64Array
 
 MAX_POSITION = 1 << 56
-"""Positions must stay below: the long division in :meth:`SplitTree.counts` is exact up to here."""
+"""Positions must stay below: the long division in :func:`_scaled` is exact up to here."""
 
 _DIGIT = 14
+_Int64s: TypeAlias = Int64Array | np.int64
 
 
 class SplitTree:
@@ -62,7 +64,8 @@ class SplitTree:
         joined = np.arange(self.num_leaves, self.root + 1)
         if len(joined):
             unit = np.full_like(joined, 1 << 32)
-            self.rate[joined] = _muldiv(unit, self.weight[self.heavy[joined]], self.weight[joined])
+            whole = self.weight[joined]
+            self.rate[joined] = _scaled(unit, self.weight[self.heavy[joined]], whole, whole >> 1)
         # what one level of counts() needs, gathered once
         self._level_weights = [
             (nodes, self.heavy[nodes], self.light[nodes],
@@ -83,7 +86,7 @@ class SplitTree:
         held[self.root] = prefixes
         for nodes, heavy, light, part, whole in self._level_weights:
             n = held[nodes]
-            given = _muldiv(n, part[:, None], whole[:, None])
+            given = _scaled(n, part[:, None], whole[:, None], whole[:, None] >> 1)
             held[heavy] = given
             held[light] = n - given
         return np.ascontiguousarray(held[: self.num_leaves].T)
@@ -98,6 +101,17 @@ class SplitTree:
             m = -((phase - m * whole) // part)
             node = above
         return max(m, 0)
+
+    def positions(self, leaf: int, m: Int64Array) -> Int64Array:
+        """:meth:`position` of many m >= 1 that the results show to be below 2**56, int64[k]."""
+        node = leaf
+        while node != self.root:
+            above = self.parent[node]
+            whole, part = self.weight[above], self.weight[node]
+            phase = whole // 2 if self.heavy[above] == node else whole - 1 - whole // 2
+            m = _scaled(m, whole, part, part - 1 - phase)
+            node = above
+        return m
 
 
 def _huffman(weights: Sequence[int]) -> tuple[list[int], list[int], list[int], list[int]]:
@@ -133,17 +147,19 @@ def _levels(
     return depth, levels
 
 
-def _muldiv(n: Int64Array, part: Int64Array, whole: Int64Array) -> Int64Array:
-    """floor((n * part + floor(whole / 2)) / whole), exact for n < 2**56, whole <= 2**46."""
-    half = whole >> 1
+def _scaled(n: Int64Array, times: _Int64s, over: _Int64s, plus: _Int64s) -> Int64Array:
+    """floor((n * times + plus) / over) of numbers >= 0.
+
+    Exact for n and the result < 2**56, `times` and `over` <= 2**46, and -2**46 < `plus` < 2**46.
+    """
     largest = int(n.max(initial=0))
-    if largest * int(part.max()) < 1 << 62:
-        return (n * part + half) // whole
+    if largest * int(times.max()) < 1 << 62:
+        return (n * times + plus) // over
     # long division in digits of 14 bits: no intermediate passes 2**61
     quotient, remainder = np.zeros_like(n), np.zeros_like(n)
     for digit in range((largest.bit_length() - 1) // _DIGIT, -1, -1):
-        value = (remainder << _DIGIT) + (n >> (_DIGIT * digit) & ((1 << _DIGIT) - 1)) * part
-        step = value // whole
-        remainder = value - step * whole
+        value = (remainder << _DIGIT) + (n >> (_DIGIT * digit) & ((1 << _DIGIT) - 1)) * times
+        step = value // over
+        remainder = value - step * over
         quotient = (quotient << _DIGIT) + step
-    return quotient + (remainder + half >= whole)
+    return quotient + (remainder + plus) // over
