@@ -19,6 +19,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import webdataset
+from stores import KEY, SECRET, s3_server
 
 from zephon_torch.io import Dataset
 from zephon_torch.work import MixtureSpec, StaticMixtureWorkSource
@@ -40,9 +42,9 @@ class Outcome:
     losses: dict[int, str]  # by step
 
 
-def start(work_dir: Path, *, world_size: int) -> subprocess.Popen[str]:
+def start(work_dir: Path, *more: str, world_size: int) -> subprocess.Popen[str]:
     launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
-    script = [str(EXAMPLES / "train_mixture.py"), f"--work-dir={work_dir}", *SMALL_RUN]
+    script = [str(EXAMPLES / "train_mixture.py"), f"--work-dir={work_dir}", *SMALL_RUN, *more]
     return subprocess.Popen(
         [sys.executable, "-m", *launcher, *script],
         stdout=subprocess.PIPE,
@@ -53,8 +55,8 @@ def start(work_dir: Path, *, world_size: int) -> subprocess.Popen[str]:
     )
 
 
-def finish(work_dir: Path, *, world_size: int) -> Outcome:
-    with start(work_dir, world_size=world_size) as process:
+def finish(work_dir: Path, *more: str, world_size: int) -> Outcome:
+    with start(work_dir, *more, world_size=world_size) as process:
         output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output
     digests = re.findall(r"^digest: ([0-9a-f]{64})$", output, re.MULTILINE)
@@ -64,12 +66,12 @@ def finish(work_dir: Path, *, world_size: int) -> Outcome:
 
 
 @contextmanager
-def running_until(step: int, work_dir: Path, *, world_size: int) -> Iterator[list[int]]:
+def running_until(step: int, work_dir: Path, *more: str, world_size: int) -> Iterator[list[int]]:
     """Runs up to a step, and hands over torchrun's process id and those of its ranks."""
-    with start(work_dir, world_size=world_size) as process:
+    with start(work_dir, *more, world_size=world_size) as process:
         read = wait_for_line(process, f"step {step} ")
         pids = [process.pid, *descendants(process.pid)]
-        assert len(pids) == 1 + world_size, read
+        assert len(pids) >= 1 + world_size, read  # and worker processes
         exits = {pid: os.pidfd_open(pid) for pid in pids}
         yield pids
         for pid, exit_ in exits.items():
@@ -92,11 +94,11 @@ def descendants(pid: int) -> list[int]:
     return [found for child in map(int, children) for found in (child, *descendants(child))]
 
 
-def run_and_kill(step: int, work_dir: Path, *, world_size: int) -> None:
+def run_and_kill(step: int, work_dir: Path, *more: str, world_size: int) -> None:
     """Kills every process of a run at once, as soon as it has printed a step."""
-    with running_until(step, work_dir, world_size=world_size) as pids:
-        for pid in pids:  # torchrun puts each rank into a session of its own
-            os.killpg(pid, signal.SIGKILL)
+    with running_until(step, work_dir, *more, world_size=world_size) as pids:
+        for group in {os.getpgid(pid) for pid in pids}:  # torchrun gives each rank its own session
+            os.killpg(group, signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
@@ -224,3 +226,41 @@ def test_options_that_cannot_work_are_refused(
     with pytest.raises(SystemExit):
         parse_options(arguments.split())
     assert message in capsys.readouterr().err
+
+
+def test_data_of_three_formats_partly_in_a_bucket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """WebDataset shards on S3, Parquet and token rows on disk; killed, and then another world."""
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    bucket, disk = tmp_path / "buckets" / "data" / "tar", tmp_path / "disk"
+    bucket.mkdir(parents=True)
+    (disk / "rows").mkdir(parents=True)
+    with webdataset.ShardWriter(f"{bucket}/%03d.tar", maxcount=30, verbose=0) as shards:
+        for i in range(100):
+            shards.write({"__key__": f"{i:03d}", "txt": f"a text of {i} words " * 3})
+    texts = {"id": list(range(90)), "text": [f"row {i} of a table" for i in range(90)]}
+    parquet.write_table(pyarrow.table(texts), disk / "table.parquet", row_group_size=20)
+    for shard in range(2):
+        rows = np.random.Generator(np.random.Philox(shard)).integers(0, 256, (40, 65))
+        rows.astype(np.uint16).tofile(disk / "rows" / f"{shard}.bin")
+    data = [
+        "--data=web=s3://data/tar",
+        f"--data=table={disk}/table.parquet",
+        f"--data=rows={disk}/rows,dtype=uint16,row_length=65",
+        "--weights=web=0.5,table=0.3,rows=0.2",
+    ]
+    cache = [f"--cache-dir={tmp_path / 'cache'}", "--cache-limit=10MB"]
+    with s3_server(tmp_path) as url:
+        for name, value in {
+            "AWS_ENDPOINT_URL": url,
+            "AWS_ACCESS_KEY_ID": KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }.items():
+            monkeypatch.setenv(name, value)
+        expected = finish(tmp_path / "whole", *data, world_size=2)
+        run_and_kill(50, tmp_path / "killed", *data, *cache, "--num-workers=2", world_size=2)
+        assert finish(tmp_path / "killed", *data, *cache, world_size=1).digest == expected.digest
+    assert len(list((tmp_path / "cache").glob("*.shard"))) == 4
