@@ -31,6 +31,8 @@ _PASSING_TYPES = {
 }  # fmt: skip
 _RANGE_NOT_SATISFIABLE = 416
 
+_SHOWN_OPTIONS = {"endpoint_url", "region_name"}
+
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)(?=::|://)")
 _USER_INFO = re.compile(r"://[^/@\s]*@")
 _QUERY = re.compile(r"\?[^\s'\")>]+")
@@ -120,8 +122,9 @@ def _texts(value: object) -> Iterator[str]:
         if len(value) > 3:
             yield value
     elif isinstance(value, Mapping):
-        for inner in value.values():
-            yield from _texts(inner)
+        for name, inner in value.items():
+            if name not in _SHOWN_OPTIONS:
+                yield from _texts(inner)
     elif isinstance(value, list | tuple):
         for inner in value:
             yield from _texts(inner)
