@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import sys
 import threading
 import traceback
 import zipfile
@@ -221,7 +222,11 @@ def test_a_file_in_an_archive_of_a_store(store: WebStore) -> None:
 
 
 @pytest.mark.parametrize(("url", "extra"), [("gs://b/x", "gcs"), ("zip://x::abfs://b/x", "azure")])
-def test_a_missing_package_names_the_extra(url: str, extra: str) -> None:
+def test_a_missing_package_names_the_extra(
+    url: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for package in ("gcsfs", "adlfs"):
+        monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ConfigurationError, match=rf"pip install 'zephon-torch\[{extra}\]'"):
         Dataset.from_path("x", url)
 

@@ -20,6 +20,7 @@ from zephon_torch import DataLoader
 from zephon_torch.errors import DatasetError
 from zephon_torch.io import Dataset, retries, storage
 
+pytest.importorskip("s3fs")
 pytestmark = pytest.mark.timeout(120)
 NUM_SHARDS, SIZE = 8, 30
 

@@ -114,6 +114,8 @@ class _Window:
 
     def add(self, key: _Key, file: StoredFile, until: int) -> None:
         """Queue a shard if it fits."""
+        if file.num_bytes > self.budget_bytes:  # never does, but others may
+            return
         with self.changed:
             if self.num_bytes + file.num_bytes > self.budget_bytes:
                 self.is_full = True

@@ -85,7 +85,7 @@ def failure(url: str, error: BaseException, tries: int, options: Mapping[str, An
         options: of the storage; none of their texts is shown.
     """
     what = type(error).__name__
-    if text := _without_credentials(str(error), options):
+    if text := without_credentials(str(error), options):
         what += f": {text}"
     tried = f" after {tries} tries" if tries > 1 else ""
     return DatasetError(f"cannot read {url!r}{tried} ({what}): {_remedy(error)}")
@@ -110,7 +110,8 @@ def _status(error: BaseException) -> int | None:
     return None
 
 
-def _without_credentials(text: str, options: Mapping[str, Any]) -> str:
+def without_credentials(text: str, options: Mapping[str, Any]) -> str:
+    """A message without the texts in options, and without users and queries in URLs."""
     for secret in sorted(set(_texts(options)), key=len, reverse=True):
         text = text.replace(secret, "***")
     return _QUERY.sub("?***", _USER_INFO.sub("://", text))

@@ -164,8 +164,9 @@ class RemoteStorage(Storage):
             extra = retries.extra_of(url)
             remedy = f": pip install 'zephon-torch[{extra}]'" if extra else ""
             raise ConfigurationError(f"cannot open {self.url(path)!r}: {error}{remedy}") from error
-        except ValueError as error:  # an unknown protocol
-            raise ConfigurationError(f"cannot open {self.url(path)!r}: {error}") from error
+        except ValueError as error:  # an unknown protocol, or an option that cannot be
+            told = retries.without_credentials(str(error), self.options)
+            raise ConfigurationError(f"cannot open {self.url(path)!r}: {told}") from None
         return fs, str(full)
 
     def _ask(self, path: str, ask: Callable[[Any, str], _T]) -> _T:
