@@ -24,6 +24,7 @@ from stores import WebStore
 from zephon_torch import DataLoader
 from zephon_torch.errors import ConfigurationError, DatasetError
 from zephon_torch.io import Dataset, ranges, retries
+from zephon_torch.io.storage import connect
 
 aiohttp = pytest.importorskip("aiohttp")
 pytestmark = pytest.mark.timeout(60)
@@ -192,6 +193,15 @@ def test_a_file_that_was_replaced_is_noticed(
         monkeypatch.setattr(ranges, "_TRUSTED_SECONDS", 0)
         with pytest.raises(DatasetError, match=r"x.jsonl' changed since .* stamp -?\d+ then"):
             reader.read(np.array([0]))
+
+
+def test_no_request_is_made_for_nothing(store: WebStore) -> None:
+    storage = connect(f"{store.url}/d")
+    nothing = np.array([5, 100_000])
+    assert storage.read_ranges("x.jsonl", nothing, nothing) == [b"", b""]
+    assert not store.asked
+    assert storage.read_ranges("x.jsonl", np.array([5, 1]), np.array([5, 3])) == [b"", b'"i']
+    assert store.asked == [("GET", "/d/x.jsonl")]
 
 
 def test_a_file_cut_short_is_noticed_at_the_next_read(store: WebStore) -> None:

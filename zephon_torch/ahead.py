@@ -54,6 +54,8 @@ class Ahead:
 
     def want(self, item: WorkItem) -> None:
         """Let the shards of an item be copied."""
+        if self._window.is_inherited:
+            return
         pointers = item.pointers
         pairs = np.unique(np.stack([pointers.dataset, pointers.shard]), axis=1)
         for dataset, shard in pairs.T.tolist():
