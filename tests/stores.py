@@ -160,7 +160,6 @@ def s3_options(url: str, secret: str = SECRET) -> dict[str, Any]:
 @contextmanager
 def s3_server(folder: Path) -> Iterator[str]:
     """The URL of a server whose buckets are the folders in `folder`/buckets."""
-    pytest.importorskip("s3fs")
     program = shutil.which("rclone") or shutil.which(
         "rclone", path=str(Path(sys.executable).parent)
     )

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import sys
 import threading
 import traceback
 import zipfile
@@ -23,6 +24,7 @@ from stores import WebStore
 from zephon_torch import DataLoader
 from zephon_torch.errors import ConfigurationError, DatasetError
 from zephon_torch.io import Dataset, ranges, retries
+from zephon_torch.io.storage import connect
 
 aiohttp = pytest.importorskip("aiohttp")
 pytestmark = pytest.mark.timeout(60)
@@ -193,6 +195,15 @@ def test_a_file_that_was_replaced_is_noticed(
             reader.read(np.array([0]))
 
 
+def test_no_request_is_made_for_nothing(store: WebStore) -> None:
+    storage = connect(f"{store.url}/d")
+    nothing = np.array([5, 100_000])
+    assert storage.read_ranges("x.jsonl", nothing, nothing) == [b"", b""]
+    assert not store.asked
+    assert storage.read_ranges("x.jsonl", np.array([5, 1]), np.array([5, 3])) == [b"", b'"i']
+    assert store.asked == [("GET", "/d/x.jsonl")]
+
+
 def test_a_file_cut_short_is_noticed_at_the_next_read(store: WebStore) -> None:
     dataset = dataset_of(store)
     with closing(dataset.open(0)) as reader:
@@ -221,7 +232,11 @@ def test_a_file_in_an_archive_of_a_store(store: WebStore) -> None:
 
 
 @pytest.mark.parametrize(("url", "extra"), [("gs://b/x", "gcs"), ("zip://x::abfs://b/x", "azure")])
-def test_a_missing_package_names_the_extra(url: str, extra: str) -> None:
+def test_a_missing_package_names_the_extra(
+    url: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for package in ("gcsfs", "adlfs"):
+        monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ConfigurationError, match=rf"pip install 'zephon-torch\[{extra}\]'"):
         Dataset.from_path("x", url)
 

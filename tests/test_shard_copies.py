@@ -214,6 +214,20 @@ def test_no_more_is_held_ahead_than_half_of_the_limit(store: WebStore, tmp_path:
     assert max(num_got(store)) == 1
 
 
+def test_a_shard_that_is_too_large_to_be_held_ahead_keeps_no_other_from_it(
+    store: WebStore, tmp_path: Path
+) -> None:
+    store.files["/d/0.jsonl"] = lines(range(SIZE * 8))
+    dataset = dataset_of(store)
+    limit = int(dataset.shard_num_bytes.max())
+    with loader_of(dataset, tmp_path / "c", cache_limit=limit, num_threads=0) as loader:
+        batches = iter(loader)
+        for _ in range(SIZE * 8 // 4 - 1):
+            next(batches)
+        assert ahead_threads()
+        assert len(list(batches)) == 1 + (NUM_SHARDS - 1) * SIZE // 4
+
+
 def test_a_shared_machine_is_shared(
     store: WebStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

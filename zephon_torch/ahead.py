@@ -54,6 +54,8 @@ class Ahead:
 
     def want(self, item: WorkItem) -> None:
         """Let the shards of an item be copied."""
+        if self._window.is_inherited:
+            return
         pointers = item.pointers
         pairs = np.unique(np.stack([pointers.dataset, pointers.shard]), axis=1)
         for dataset, shard in pairs.T.tolist():
@@ -114,6 +116,8 @@ class _Window:
 
     def add(self, key: _Key, file: StoredFile, until: int) -> None:
         """Queue a shard if it fits."""
+        if file.num_bytes > self.budget_bytes:  # never does, but others may
+            return
         with self.changed:
             if self.num_bytes + file.num_bytes > self.budget_bytes:
                 self.is_full = True

@@ -3,7 +3,8 @@
 Usage: stored.py FOLDER URL OPTIONS
 
 OPTIONS is a JSON object: storage options. Every rank adds the ids of each batch to its notes;
-rank 0 saves the state after each step, and a run goes on from there by itself.
+rank 0 saves the state after each step, and a run goes on from there by itself. The first one waits
+in the middle of the epoch, to be killed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +36,19 @@ def main(folder: Path, url: str, options: dict[str, Any]) -> None:
         cache_dir=folder / "cache",
         cache_limit="200kB",
     )
-    if checkpoint.exists():
+    is_first = not checkpoint.exists()
+    if not is_first:
         loader.load_state_dict(json.loads(checkpoint.read_text()))
     with (folder / f"notes.{rank}").open("a") as notes, loader:
-        for batch in loader:
+        for step, batch in enumerate(loader):
             notes.write(json.dumps([loader.delivered, batch["id"].tolist()]) + "\n")
             notes.flush()
             dist.barrier()  # so that what is in the checkpoint is in all notes
             if rank == 0:
                 checkpoint.with_suffix(".tmp").write_text(json.dumps(loader.state_dict()))
                 checkpoint.with_suffix(".tmp").replace(checkpoint)
+            if is_first and step == 7:
+                time.sleep(100)
     dist.destroy_process_group()
 
 

@@ -31,6 +31,8 @@ _PASSING_TYPES = {
 }  # fmt: skip
 _RANGE_NOT_SATISFIABLE = 416
 
+_SHOWN_OPTIONS = {"endpoint_url", "region_name"}
+
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)(?=::|://)")
 _USER_INFO = re.compile(r"://[^/@\s]*@")
 _QUERY = re.compile(r"\?[^\s'\")>]+")
@@ -83,7 +85,7 @@ def failure(url: str, error: BaseException, tries: int, options: Mapping[str, An
         options: of the storage; none of their texts is shown.
     """
     what = type(error).__name__
-    if text := _without_credentials(str(error), options):
+    if text := without_credentials(str(error), options):
         what += f": {text}"
     tried = f" after {tries} tries" if tries > 1 else ""
     return DatasetError(f"cannot read {url!r}{tried} ({what}): {_remedy(error)}")
@@ -108,7 +110,8 @@ def _status(error: BaseException) -> int | None:
     return None
 
 
-def _without_credentials(text: str, options: Mapping[str, Any]) -> str:
+def without_credentials(text: str, options: Mapping[str, Any]) -> str:
+    """A message without the texts in options, and without users and queries in URLs."""
     for secret in sorted(set(_texts(options)), key=len, reverse=True):
         text = text.replace(secret, "***")
     return _QUERY.sub("?***", _USER_INFO.sub("://", text))
@@ -120,8 +123,9 @@ def _texts(value: object) -> Iterator[str]:
         if len(value) > 3:
             yield value
     elif isinstance(value, Mapping):
-        for inner in value.values():
-            yield from _texts(inner)
+        for name, inner in value.items():
+            if name not in _SHOWN_OPTIONS:
+                yield from _texts(inner)
     elif isinstance(value, list | tuple):
         for inner in value:
             yield from _texts(inner)

@@ -169,8 +169,9 @@ class RemoteStorage(Storage):
             extra = retries.extra_of(url)
             remedy = f": pip install 'zephon-torch[{extra}]'" if extra else ""
             raise ConfigurationError(f"cannot open {self.url(path)!r}: {error}{remedy}") from error
-        except ValueError as error:  # an unknown protocol
-            raise ConfigurationError(f"cannot open {self.url(path)!r}: {error}") from error
+        except ValueError as error:  # an unknown protocol, or an option that cannot be
+            told = retries.without_credentials(str(error), self.options)
+            raise ConfigurationError(f"cannot open {self.url(path)!r}: {told}") from None
         return fs, str(full)
 
     def _ask(self, path: str, ask: Callable[[Any, str], _T]) -> _T:
@@ -200,9 +201,10 @@ class RemoteStorage(Storage):
         self, path: str, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]
     ) -> list[bytes]:
         """One request a range; shorter than asked for only where the file ends before."""
-        read: dict[int, bytes] = {}
+        # Empty ranges cannot be said in a request: stores answer with an error, or with everything.
+        read = dict.fromkeys(np.flatnonzero(starts == stops).tolist(), b"")
 
-        def request(fs, full):  # type: ignore[no-untyped-def]
+        def request(fs: Any, full: str) -> None:
             # a later try asks for what is missing only
             left = [at for at in range(len(starts)) if at not in read]
             got = fs.cat_ranges(
@@ -218,7 +220,8 @@ class RemoteStorage(Storage):
                 raise failed
 
         try:
-            self._ask(path, request)
+            if len(read) < len(starts):
+                self._ask(path, request)
         except FileNotFoundError:
             raise DatasetError(
                 f"{self.url(path)!r} is gone since the dataset was made; restore it or make the "
