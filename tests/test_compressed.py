@@ -8,6 +8,7 @@ import os
 import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
@@ -60,9 +61,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoded, "PIECE_BYTES", 6)
     monkeypatch.setattr(decoded, "_STEP_BYTES", 40)
     monkeypatch.setattr(decoded, "_MAX_AHEAD_BYTES", 90)
-    held = decoded._Held()
-    held.pieces = Recent(30)
-    monkeypatch.setattr(decoded, "_held", held)
+    monkeypatch.setattr(decoded, "_MAX_PIECES_BYTES", 30)
+    monkeypatch.setattr(decoded, "_pieces", Recent())
 
 
 def write(folder: Path, codec: str, *members: bytes, name: str = "data") -> Path:
@@ -466,23 +466,32 @@ def test_several_readers_of_one_thread_do_not_disturb_each_other(
     for reader in readers:
         reader.close()
         reader.close()
-    assert not decoded._held.pieces._held and not decoded._held.decoders._held
+    assert not len(decoded._pieces) and not len(decoded._decoders)
 
 
 def test_what_was_used_least_recently_is_forgotten_first() -> None:
-    recent: Recent[str] = Recent(10)
+    recent: Recent[str] = Recent()
     for number, size in enumerate((4, 4, 2)):
-        recent.put((number,), str(number), size)
+        recent.put((number,), str(number), size, 10)
     assert recent.get((0,)) == "0"
-    recent.put((3,), "3", 3)
+    recent.put((3,), "3", 3, 10)
     assert [recent.get((number,)) for number in range(4)] == ["0", None, "2", "3"]
-    recent.put((4,), "4", 100)  # more than the limit: alone
+    recent.put((4,), "4", 100, 10)  # more than the limit: alone
     assert [recent.get((number,)) for number in range(5)] == [None, None, None, None, "4"]
     assert recent.pop((4,)) == "4" and recent.pop((4,)) is None
-    recent.put((5, 1), "5", 10)
+    recent.put((5, 1), "5", 10, 10)
     assert recent.get((5, 1)) == "5"
     recent.drop(5)
-    assert (5, 1) not in recent and recent._num_bytes == 0
+    assert (5, 1) not in recent and recent.num_bytes == 0
+
+
+def test_each_thread_keeps_its_own() -> None:
+    recent: Recent[str] = Recent()
+    recent.put((1,), "here", 1, 10)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(recent.get, (1,)).result() is None
+        pool.submit(recent.put, (1,), "there", 1, 10).result()
+    assert recent.get((1,)) == "here"
 
 
 @BOTH

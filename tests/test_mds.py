@@ -27,6 +27,7 @@ from zephon_torch import DataLoader
 from zephon_torch.errors import ConfigurationError, DatasetError, RecordError, ZephonError
 from zephon_torch.io import Dataset, unpacked
 from zephon_torch.io.formats.mds_columns import decoder_of
+from zephon_torch.io.recent import Recent
 
 GOLDEN = Path(__file__).parent / "data" / "mds"
 COLUMNS = {"id": ("int", 8), "text": ("str", None)}
@@ -245,7 +246,7 @@ def test_compressed_shards_are_unpacked_and_the_last_ones_kept(
 ) -> None:
     dataset = dataset_of(tmp_path, ["gz", "gz"])
     assert list(dataset) == SAMPLES
-    monkeypatch.setattr(unpacked, "_kept", unpacked._Kept())
+    monkeypatch.setattr(unpacked, "_kept", Recent())
     opened: list[str] = []
     open_codec = unpacked._open_codec
     monkeypatch.setattr(
@@ -254,20 +255,10 @@ def test_compressed_shards_are_unpacked_and_the_last_ones_kept(
     for _ in range(3):
         assert [dataset[i]["id"] for i in (0, 5, 1)] == [0, 5, 1]
     assert opened == ["gz", "gz"]
-    monkeypatch.setattr(unpacked, "_kept", unpacked._Kept())
+    monkeypatch.setattr(unpacked, "_kept", Recent())
     small = Dataset.from_path("a", tmp_path, keep_bytes=0)
     assert [small[i]["id"] for i in (0, 1, 5, 4, 0)] == [0, 1, 5, 4, 0]
     assert opened == ["gz"] * (2 + 3)  # the one read last is kept
-
-
-def test_the_contents_that_were_used_last_are_kept() -> None:
-    kept = unpacked._Kept()
-    for key in "abc":
-        kept.add(key, b"12", keep_bytes=5)
-        kept.find("a")
-    assert [kept.find(key) for key in "abc"] == [b"12", None, b"12"]
-    kept.add("d", b"123456", keep_bytes=5)
-    assert [kept.find(key) for key in "acd"] == [None, None, b"123456"]
 
 
 def test_a_shard_that_is_there_as_it_is_is_preferred(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ that needs the block decoded from its start again.
 from __future__ import annotations
 
 import itertools
-import threading
 from typing import NoReturn
 
 import numpy as np
@@ -30,6 +29,9 @@ _STEP_BYTES = 1 << 20  # of a large block that are read at once
 _MAX_AHEAD_BYTES = 16 << 20  # of small blocks that are requested at once
 
 _tokens = itertools.count()
+
+_pieces: Recent[bytes] = Recent()
+_decoders: Recent[tuple[int, int, Decoder]] = Recent()
 
 
 def open_decoded(file: StoredFile, compressed: Ranges, blocks: Blocks) -> Ranges:
@@ -90,8 +92,8 @@ class DecodedRanges:
     def close(self) -> None:
         """Let go of the file and of what was decoded of it."""
         self._compressed.close()
-        _held.pieces.drop(self._token)
-        _held.decoders.drop(self._token)
+        _pieces.drop(self._token)
+        _decoders.drop(self._token)
 
     def _blocks_of(
         self, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]
@@ -137,19 +139,19 @@ class DecodedRanges:
 
     def _piece(self, block: int, number: int) -> bytes:
         """Bytes [number * PIECE_BYTES, ...) of a block."""
-        pieces = _held.pieces
-        piece = pieces.get((self._token, block, number))
+        piece = _pieces.get((self._token, block, number))
         if piece is not None:
             return piece
         decoder, at = self._decoder(block, number)
         num_bytes = int(self._blocks[block + 1, 1] - self._blocks[block, 1])
         while at <= number:
             piece = self._next_piece(decoder, min(PIECE_BYTES, num_bytes - at * PIECE_BYTES))
-            pieces.put((self._token, block, at), piece, len(piece))
+            _pieces.put((self._token, block, at), piece, len(piece), _MAX_PIECES_BYTES)
             at += 1
         assert piece is not None
         if at * PIECE_BYTES < num_bytes:
-            _held.decoders.put((self._token,), (block, at, decoder), decoder.num_bytes)
+            kept = block, at, decoder
+            _decoders.put((self._token,), kept, decoder.num_bytes, _MAX_DECODERS_BYTES)
         elif decoder.read(1):  # also compares the checksum at the end
             _refuse(self._file, "the index does not fit")
         return piece
@@ -165,7 +167,7 @@ class DecodedRanges:
 
     def _decoder(self, block: int, number: int) -> tuple[Decoder, int]:
         """A decoder of a block, and the number of the piece that it gives next."""
-        kept = _held.decoders.pop((self._token,))
+        kept = _decoders.pop((self._token,))
         if kept is not None and kept[0] == block and kept[1] <= number:
             return kept[2], kept[1]
         start, stop = self._blocks[block : block + 2, 0].tolist()
@@ -184,7 +186,7 @@ class DecodedRanges:
         sizes = self._blocks[blocks + 1, 0] - self._blocks[blocks, 0]
         count = max(1, int(sizes.cumsum().searchsorted(_MAX_AHEAD_BYTES, "right")))
         blocks, sizes = blocks[:count], sizes[:count]
-        is_new = [(self._token, number, 0) not in _held.pieces for number in blocks.tolist()]
+        is_new = [(self._token, number, 0) not in _pieces for number in blocks.tolist()]
         chosen = blocks[(sizes <= _STEP_BYTES) & np.array(is_new, np.bool_)]
         self._ahead_stop = int(blocks[-1]) + 1
         self._ahead = {}
@@ -198,14 +200,3 @@ def _refuse(file: StoredFile, reason: str) -> NoReturn:
         f"{file.url!r} cannot be decoded: {reason}; it was sound when its index was built: restore "
         "the file, or delete its index and make the dataset anew"
     ) from None
-
-
-class _Held(threading.local):
-    """What the readers of this thread have decoded; a forked child may use it like its parent."""
-
-    def __init__(self) -> None:
-        self.pieces: Recent[bytes] = Recent(_MAX_PIECES_BYTES)
-        self.decoders: Recent[tuple[int, int, Decoder]] = Recent(_MAX_DECODERS_BYTES)
-
-
-_held = _Held()

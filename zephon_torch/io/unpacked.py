@@ -1,16 +1,13 @@
 """Compressed files of which any part is wanted: unpacked whole, in memory, the last few kept.
 
-Each thread keeps its own, so nothing is locked and nothing is lost at a fork; it keeps at most as
-many bytes as it is told to, and always the file that it read last.
+Each thread keeps at most as many bytes as it is told to, and always the file that it read last.
 """
 
 from __future__ import annotations
 
 import gzip
 import io
-import threading
 import zlib
-from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -19,6 +16,7 @@ import numpy.typing as npt
 from zephon_torch.errors import DatasetError
 from zephon_torch.extras import require
 from zephon_torch.io.files import StoredFile
+from zephon_torch.io.recent import Recent
 
 CODECS = ("zstd", "gz")
 
@@ -31,6 +29,9 @@ def check_codec(codec: str) -> None:
     """
     if codec == "zstd":
         _zstandard()
+
+
+_kept: Recent[bytes] = Recent()
 
 
 class UnpackedFile:
@@ -65,10 +66,10 @@ class UnpackedFile:
     def _content(self) -> bytes:
         file = self._file
         key = (file.storage.identity(file.path), file.num_bytes, file.stamp)
-        content = _kept.find(key)
+        content = _kept.get(key)
         if content is None:
             content = self._unpack()
-            _kept.add(key, content, self._keep_bytes)
+            _kept.put(key, content, len(content), self._keep_bytes)
         return content
 
     def _unpack(self) -> bytes:
@@ -90,28 +91,6 @@ class UnpackedFile:
                 "expected: it was cut short or does not belong to its index"
             )
         return content
-
-
-class _Kept(threading.local):
-    """Contents of one thread, least recently used first."""
-
-    def __init__(self) -> None:
-        self._contents: OrderedDict[Any, bytes] = OrderedDict()
-        self._num_bytes = 0
-
-    def find(self, key: Any) -> bytes | None:
-        if key in self._contents:
-            self._contents.move_to_end(key)
-        return self._contents.get(key)
-
-    def add(self, key: Any, content: bytes, keep_bytes: int) -> None:
-        self._contents[key] = content
-        self._num_bytes += len(content)
-        while self._num_bytes > keep_bytes and len(self._contents) > 1:
-            self._num_bytes -= len(self._contents.popitem(last=False)[1])
-
-
-_kept = _Kept()
 
 
 def _open_codec(codec: str, packed: io.BytesIO) -> Any:

@@ -19,7 +19,7 @@ from zephon_torch.errors import DatasetError, RecordError
 from zephon_torch.extras import require
 from zephon_torch.io.files import StoredFile
 from zephon_torch.io.formats.arrow_types import without_extensions
-from zephon_torch.io.formats.kept import kept, numbers
+from zephon_torch.io.formats.kept import keep, kept, numbers
 from zephon_torch.io.formats.libarrow import pa
 from zephon_torch.io.formats.reader import Reader
 from zephon_torch.io.formats.source import RangesFile
@@ -112,7 +112,7 @@ class _Slices:
     def close(self) -> None:
         """Let go of the file."""
         self._forward = None
-        kept.forget(self._number)
+        kept.drop(self._number)
         self._ranges.close()
 
     def _file(self) -> Any:
@@ -120,7 +120,7 @@ class _Slices:
         key = (self._number, 0)
         if (file := kept.get(key)) is None:
             file = self._open()
-            kept.put(key, file, _FOOTER_FACTOR * file.metadata.serialized_size)
+            keep(key, file, _FOOTER_FACTOR * file.metadata.serialized_size)
         return file
 
     def _open(self) -> Any:

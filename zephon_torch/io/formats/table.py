@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from zephon_torch.errors import ConfigurationError, DatasetError, RecordError, ZephonError
 from zephon_torch.io.files import StoredFile
-from zephon_torch.io.formats.kept import kept, numbers
+from zephon_torch.io.formats.kept import keep, kept, numbers
 from zephon_torch.io.formats.libarrow import pa
 from zephon_torch.io.formats.reader import check_bounds
 from zephon_torch.io.formats.source import RangesFile
@@ -246,7 +246,7 @@ class TableReader:
 
     def close(self) -> None:
         """Forget the groups and let go of the file."""
-        kept.forget(self._number)
+        kept.drop(self._number)
         self._groups.close()
 
     def _read_sorted(self, samples: Int64Array) -> list[dict[str, Any]]:
@@ -268,7 +268,7 @@ class TableReader:
         group: Group | None = kept.get(key)
         if group is None:
             group = self._groups.load(number, record)
-            kept.put(key, group, group.num_bytes)
+            keep(key, group, group.num_bytes)
         return group
 
 
