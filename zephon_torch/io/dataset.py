@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self, SupportsIndex
@@ -18,7 +18,7 @@ from typing import Any, Self, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from zephon_torch.errors import ConfigurationError
+from zephon_torch.errors import ConfigurationError, ZephonError
 from zephon_torch.io import manifest
 from zephon_torch.io.content import Content, FileContent, ObjectContent, Through, directly
 from zephon_torch.io.discovery import Found, count_samples, find_shards, path_text
@@ -96,11 +96,11 @@ class Dataset:
                 while they are read.
         """
         _check_name(name)  # before anything is read
-        found = find_shards(path, format, storage_options)
-        format_options = make_options(found.format, options)
-        return cls.of_counted(
-            name, found, format_options, count_samples(name, found, format_options)
-        )
+        with _naming(name):
+            found = find_shards(path, format, storage_options)
+            format_options = make_options(found.format, options)
+            num_samples = count_samples(name, found, format_options)
+        return cls.of_counted(name, found, format_options, num_samples)
 
     @classmethod
     def of_counted(
@@ -139,7 +139,8 @@ class Dataset:
         """
         _check_name(name)
         place = None if root is None else path_text(root)
-        found, content = manifest.load(path_text(path), place, storage_options)
+        with _naming(name):
+            found, content = manifest.load(path_text(path), place, storage_options)
         return cls(name, found.format, found.shards, content)
 
     @classmethod
@@ -350,6 +351,17 @@ class Dataset:
         if not 0 <= shard < self.num_shards:
             raise IndexError(f"shard {shard} of dataset {self.name!r}: it has {self.num_shards:,}")
         return operator.index(shard)
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Say of which dataset an error is: what finds and counts files does not know its name."""
+    try:
+        yield
+    except ZephonError as error:
+        if f"dataset {name!r}" not in str(error):
+            error.args = (f"dataset {name!r}: {error}",)
+        raise
 
 
 def _check_name(name: str) -> None:
