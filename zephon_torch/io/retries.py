@@ -20,7 +20,7 @@ _RETRY_THEMSELVES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl"}
 
 _EXTRAS = {
     "s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "abfs": "azure", "abfss": "azure",
-    "az": "azure", "adl": "azure", "http": "http", "https": "http",
+    "az": "azure", "adl": "azure", "http": "http", "https": "http", "hf": "hub",
 }  # fmt: skip
 
 _PASSING_STATUS = {408, 425, 429}
