@@ -105,7 +105,7 @@ class _Handler(BaseHTTPRequestHandler):
         if content is None:
             return self._send(404, {}, b"none")
         if fault == "slow":
-            time.sleep(0.5)
+            time.sleep(0.8)
         tag = {"ETag": f'"{hash(content)}"'}
         headers = {"Accept-Ranges": "bytes"} | self.store.headers.get(path, tag)
         status = 200

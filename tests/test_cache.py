@@ -22,7 +22,7 @@ from processes import wait_until
 from zephon_torch.errors import ConfigurationError, DatasetError
 from zephon_torch.io.cache import Held, ShardCache
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(60)
 SIZE = 1000
 
 

@@ -57,7 +57,7 @@ def ids_of(samples: Any) -> list[int]:
 
 
 def quick_client() -> dict[str, Any]:
-    return {"client_kwargs": {"timeout": aiohttp.ClientTimeout(total=0.2)}}
+    return {"client_kwargs": {"timeout": aiohttp.ClientTimeout(total=0.5)}}
 
 
 @pytest.mark.parametrize("fault", ["500", "503", "429", "408", "reset", "cut", "short", "slow"])
@@ -84,9 +84,9 @@ def test_what_fails_for_good_is_told_with_url_and_tries(store: WebStore, fault: 
             DatasetError, match=rf"cannot read '{store.url}/d/x.jsonl' after 5 tries \(.*saved"
         ):
             reader.read(np.array([3]))
-        # aiohttp itself asks once more where a connection that it kept was closed
-        num_tries = 10 if fault == "reset" else 5
-        assert store.num_asked("GET", "/d/x.jsonl") == before + num_tries
+        # aiohttp itself may ask once more where a connection that it kept was closed
+        num_tries = store.num_asked("GET", "/d/x.jsonl") - before
+        assert 5 <= num_tries <= (10 if fault == "reset" else 5)
         store.fault = lambda method, path, count: None
         assert ids_of(reader.read(np.array([3]))) == [3]
 
