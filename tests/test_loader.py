@@ -163,7 +163,7 @@ def test_a_mapping_of_datasets_is_a_mixture() -> None:
 
 
 def test_a_mapping_needs_weights_and_true_names() -> None:
-    with pytest.raises(ConfigurationError, match="needs mixture="):
+    with pytest.raises(ConfigurationError, match="need mixture="):
         DataLoader({"a": Squares(3)})
     with pytest.raises(ConfigurationError, match="'x' whose own name is 'a'"):
         DataLoader({"x": memory("a", 3)}, mixture={"x": 1})
@@ -477,3 +477,15 @@ def test_the_samplers_set_epoch_is_the_loaders() -> None:
 
 def test_what_it_says_of_itself() -> None:
     assert "40 positions" in repr(DataLoader(memory("a", 40), batch_size=4))
+
+
+def test_a_list_of_datasets_is_a_mixture_by_their_names() -> None:
+    a, b = Dataset.from_samples("a", range(6)), Dataset.from_samples("b", range(10, 13))
+    sizes = {"a": 6, "b": 3}
+    listed = batches(DataLoader([b, a], 4, mixture=sizes))
+    assert listed == batches(DataLoader({"a": a, "b": b}, 4, mixture=sizes))
+    assert sorted(flat(listed)) == [*range(6), *range(10, 13)]  # each once, by these weights
+    with pytest.raises(ConfigurationError, match=r"several datasets .*'a', 'b'.* need mixture="):
+        DataLoader([a, b])
+    with pytest.raises(ConfigurationError, match=r"two datasets .* one name: \['a', 'a'\]"):
+        DataLoader([a, a], mixture=sizes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch.utils.data
@@ -22,7 +22,9 @@ def as_source(
     seed: int | None,
     shuffle: bool | None,
 ) -> WorkSource:
-    """A work source from a work source, a dataset, a map-style torch dataset or a mapping of these.
+    """A work source from a work source, a dataset, a map-style torch dataset or several of these.
+
+    Several come as a mapping by name, or as a list of :class:`~zephon_torch.io.Dataset`.
 
     Raises:
         ConfigurationError: options that a work source has of its own, a mapping without a mixture,
@@ -31,11 +33,17 @@ def as_source(
     if isinstance(dataset, WorkSource):
         _refuse_own_options(mixture=mixture, seed=seed, shuffle=shuffle)
         return dataset
+    if (
+        isinstance(dataset, list | tuple)
+        and dataset
+        and all(isinstance(one, Dataset) for one in dataset)
+    ):
+        dataset = {one.name: one for one in _differing(dataset)}
     if isinstance(dataset, Mapping):
         if mixture is None:
             raise ConfigurationError(
-                f"a mapping of datasets ({sorted(map(str, dataset))}) needs mixture=, the weight "
-                "of each by name"
+                f"several datasets ({sorted(map(str, dataset))}) need mixture=, the weight of each "
+                "by name"
             )
         datasets = [_as_dataset(name, value) for name, value in dataset.items()]
     else:
@@ -48,6 +56,13 @@ def as_source(
         shuffle_shards=False,
         shuffle_block_size="global" if shuffle else None,
     )
+
+
+def _differing(datasets: Sequence[Dataset]) -> Sequence[Dataset]:
+    names = [dataset.name for dataset in datasets]
+    if len(set(names)) < len(names):
+        raise ConfigurationError(f"two datasets of a mixture have one name: {sorted(names)}")
+    return datasets
 
 
 def _refuse_own_options(**options: object) -> None:

@@ -47,7 +47,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     Args:
         dataset: a :class:`WorkSource`; a :class:`zephon_torch.io.Dataset`; a map-style torch
-            dataset; or, with `mixture`, a mapping of name to any of the last two.
+            dataset; or, with `mixture`, a mapping of name to any of the last two, or a list of
+            :class:`zephon_torch.io.Dataset`.
         batch_size: samples per rank and step.
         shuffle: None: the source's own order (a dataset's: as stored); True: a global shuffle;
             False: as stored. A work source has its own, so giving it there raises.
@@ -64,7 +65,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         prefetch_factor: batches in flight ahead of the loop, per worker where there are any.
         in_order: only True.
         pin_memory_device: not taken.
-        mixture: weights by name, for a mapping of datasets.
+        mixture: weights by name, for several datasets.
         seed: seed of the order, for datasets (a work source has its own).
         lanes: sub-streams of the delivery order; None: 1, or those of a loaded state.
         global_batch_size: samples of a step over all ranks, in place of batch_size.
