@@ -406,12 +406,13 @@ def test_an_index_that_is_none_is_refused(tmp_path: Path, content: bytes) -> Non
         Dataset.from_path("a", tmp_path)
 
 
-def test_a_folder_of_another_format_with_a_strange_index_can_still_be_read(tmp_path: Path) -> None:
+def test_a_strange_index_makes_no_folder_one_of_mds(tmp_path: Path) -> None:
     (tmp_path / "index.json").write_text('{"a": 1}')
     (tmp_path / "x.jsonl").write_text('{"id": 1}\n')
+    assert list(Dataset.from_path("a", tmp_path)) == [{"id": 1}]
+    (tmp_path / "x.jsonl").rename(tmp_path / "x.mds")
     with pytest.raises(DatasetError, match=r"it has the keys \['a'\]: .*name their format"):
         Dataset.from_path("a", tmp_path)
-    assert list(Dataset.from_path("a", tmp_path, format="jsonl")) == [{"id": 1}]
 
 
 @pytest.mark.parametrize("samples", [3, 5])

@@ -174,9 +174,14 @@ def detect_format(path: str, names: Collection[str] = ()) -> str | None:
 
 
 def marked_format(names: Collection[str]) -> str | None:
-    """Return the format of which a marker is among the names in a folder. Pure."""
+    """Return the format of which a marker and a shard are among the names in a folder. Pure.
+
+    A marker alone is no more than a name: many programs write an ``index.json``.
+    """
     for name, entry in FORMATS.items():
-        if any(marker in names for marker in entry.markers):
+        if any(marker in names for marker in entry.markers) and any(
+            entry.has(path, names) for path in names
+        ):
             return name
     return None
 
