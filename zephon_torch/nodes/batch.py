@@ -49,12 +49,23 @@ class Collate:
             if isinstance(samples, np.ndarray):
                 return torch.from_numpy(samples)
             self._check_keys(samples, pointers)
-            return default_collate(samples)
+            return self._joined(samples, pointers)
         except StopIteration as error:
             raise WorkerError(
                 "collate_fn raised StopIteration: a plain next() in it ran dry; give next() a "
                 "default"
             ) from error
+
+    def _joined(self, samples: list[Any], pointers: Pointers) -> Any:
+        try:
+            return default_collate(samples)
+        except Exception as error:
+            names = sorted({repr(self.names[number]) for number in pointers.dataset.tolist()})
+            error.add_note(
+                f"torch's default_collate cannot join these samples of {', '.join(names)}: give a "
+                "transform that makes them alike, or a collate_fn"
+            )
+            raise
 
     def _check_keys(self, samples: Sequence[Any], pointers: Pointers) -> None:
         first = samples[0]
