@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import glob as globbing
 import os
+import secrets
 import stat
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -97,20 +97,24 @@ def write_atomically(path: str, parts: Iterable[Any], mode: int = 0o644) -> None
     Raises:
         OSError: The folder cannot be written.
     """
+    # Named before it is there: a signal at any moment, which raises, leaves nothing behind.
+    temporary = os.path.join(os.path.dirname(path), f".zidx-{secrets.token_hex(8)}.tmp")
     try:
-        descriptor, temporary = tempfile.mkstemp(".tmp", ".zidx-", os.path.dirname(path))
-        try:
-            with os.fdopen(descriptor, "wb") as stream:
-                for part in parts:
-                    stream.write(part)
-                os.fchmod(stream.fileno(), mode)
-            os.replace(temporary, path)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(temporary)
-            raise
-    except OSError as error:  # it names the temporary file
-        raise OSError(error.errno, error.strerror, path) from error
+        with open(temporary, "xb", opener=_open_private) as stream:
+            for part in parts:
+                stream.write(part)
+            os.fchmod(stream.fileno(), mode)
+        os.replace(temporary, path)
+    except BaseException as error:
+        with suppress(OSError):
+            os.unlink(temporary)
+        if isinstance(error, OSError):  # it names the temporary file
+            raise OSError(error.errno, error.strerror, path) from error
+        raise
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _walk(folder: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Iterator[FileInfo]:
