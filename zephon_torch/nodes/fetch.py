@@ -95,9 +95,13 @@ class Fetcher:
         return records
 
     def _read_shard(self, dataset: int, shard: int, records: Int64Array) -> Samples:
+        reader: Reader | None = None
         try:
-            return self._reader(dataset, shard).read(records)
+            reader = self._reader(dataset, shard)
+            return reader.read(records)
         except RecordError:
+            if not isinstance(reader, CopyReader):  # a file that changed is no bad record to skip
+                self.datasets[dataset].check_unchanged(shard)
             raise
         except StopIteration as error:  # would end the epoch of whoever asks, without a word
             raise WorkerError(
