@@ -148,7 +148,10 @@ def test_the_error_of_a_file_comes_from_its_process(
         indexing.count_in_processes("web", found, jsonl.Options(), 2)
 
 
-def test_ctrl_c_ends_all_processes_and_leaves_no_temporary_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_killed", [False, True], ids=["ctrl-c", "kill -9"])
+def test_its_end_ends_all_processes_and_leaves_no_temporary_file(
+    tmp_path: Path, is_killed: bool
+) -> None:
     web = write_shards(tmp_path / "web", [1])
     for name in ("a", "b"):  # holes on the disk, that take many seconds to read
         with (web / f"{name}.jsonl").open("wb") as file:
@@ -165,10 +168,13 @@ def test_ctrl_c_ends_all_processes_and_leaves_no_temporary_file(tmp_path: Path) 
     while not (web / ".00.jsonl.zidx").exists():
         assert process.poll() is None and time.monotonic() < limit
         time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)
+    if is_killed:
+        process.kill()
+    else:
+        os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=30)  # to the end: no process holds the pipe any more
-    assert (process.returncode, out) == (130, "")
-    assert err.splitlines()[-1] == "zephon-torch: interrupted"
+    assert (process.returncode, out) == (-signal.SIGKILL if is_killed else 130, "")
+    assert is_killed or err.splitlines()[-1] == "zephon-torch: interrupted"
     assert "Traceback" not in err
     assert sidecars(web) == [".00.jsonl.zidx"] and not list(web.rglob("*.tmp"))
 

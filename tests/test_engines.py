@@ -23,6 +23,7 @@ from toys import as_list, batches, flat, ids, memory, mixture_of, one, three_in_
 from zephon_torch import DataLoader
 from zephon_torch.errors import ZephonError
 from zephon_torch.io import Dataset
+from zephon_torch.nodes import fetch
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -34,6 +35,26 @@ ENGINES: dict[str, dict[str, Any]] = {
     "two workers": {"num_workers": 2},
     "two persistent workers": {"num_workers": 2, "persistent_workers": True},
 }
+
+
+def test_threads_share_one_limit_of_open_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each shard takes descriptors, of which a process has 1,024 mostly."""
+    monkeypatch.setattr(fetch, "_MAX_OPEN", 12)
+    monkeypatch.setattr(fetch, "_MIN_OPEN", 2)
+    dataset = Dataset.from_path("web", write_shards(tmp_path / "web", [2] * 60))
+    expected: list[int] = []
+    for num_threads in (0, 1, 4):
+        seen = []
+        with DataLoader(dataset, 8, shuffle=True, num_threads=num_threads) as loader:
+            for batch in loader:
+                seen += batch["id"].tolist()
+                maps = Path("/proc/self/maps").read_text().splitlines()
+                opened = [line for line in maps if str(tmp_path) in line and line[-6:] == ".jsonl"]
+                assert len(opened) <= 12 + 2 * num_threads
+        expected = expected or seen
+        assert seen == expected and sorted(seen) == list(range(120))
 
 
 @pytest.fixture(params=ENGINES.values(), ids=ENGINES)

@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import pickle
 import struct
-import tempfile
 import threading
 import warnings
 from collections.abc import Callable
@@ -247,17 +246,19 @@ def test_sound_cache_entry_is_used_although_a_stale_one_lies_beside(
     shard: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forge(shard, [31], stamp=1)
-    make: Any = tempfile.mkstemp
-    monkeypatch.setattr(tempfile, "mkstemp", lambda *args: make(*refuse(args, shard.parent)))
+    write: Any = index.write_atomically
+    monkeypatch.setattr(
+        index, "write_atomically", lambda path, *rest: write(refuse(path, shard.parent), *rest)
+    )
     with pytest.warns(StaleIndexWarning):
         Dataset.from_path("a", shard)
     assert list(Dataset.from_path("a", shard)) == RECORDS  # a warning would fail
 
 
-def refuse(arguments: tuple[str, ...], folder: Path) -> tuple[str, ...]:
-    if arguments[-1] == str(folder):
+def refuse(path: str, folder: Path) -> str:
+    if os.path.dirname(path) == str(folder):
         raise PermissionError(f"read-only: {folder}")
-    return arguments
+    return path
 
 
 @pytest.mark.parametrize("variables", [{"XDG_CACHE_HOME": "x"}, {"HOME": "x"}])

@@ -63,3 +63,12 @@ def test_path_must_be_a_path(path: Any) -> None:
 def test_unknown_format_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="unknown format 'csv'; known are 'jsonl'"):
         Dataset.from_path("a", tmp_path, format="csv")
+
+
+def test_what_was_found_and_what_is_missing_are_told(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(b"")
+    with pytest.raises(DatasetError, match=r"'a.bin' \(tokens\), expected .*\(.bin with .idx\)"):
+        Dataset.from_path("a", tmp_path, format="megatron")
+    (tmp_path / "a.idx").write_bytes(b"")
+    with pytest.raises(DatasetError, match=r"'a.bin' \(megatron\), 'a.idx', expected 'tokens'"):
+        Dataset.from_path("a", tmp_path, format="tokens")

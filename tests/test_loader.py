@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import traceback
 from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
@@ -490,16 +489,3 @@ def test_a_list_of_datasets_is_a_mixture_by_their_names() -> None:
         DataLoader([a, b])
     with pytest.raises(ConfigurationError, match=r"two datasets .* one name: \['a', 'a'\]"):
         DataLoader([a, a], mixture=sizes)
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_samples_that_cannot_be_stacked_name_their_dataset_and_the_remedy(num_workers: int) -> None:
-    dataset = Dataset.from_samples("texts", [{"a": 1}, {"a": None}])
-    with (
-        DataLoader(dataset, 2, num_workers=num_workers) as loader,
-        pytest.raises(RuntimeError) as raised,
-    ):
-        list(loader)
-    text = "".join(traceback.format_exception(raised.value))
-    assert "in torch's default_collate, on a batch of 'texts'" in text
-    assert "give a collate_fn=" in text

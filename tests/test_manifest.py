@@ -252,6 +252,17 @@ def test_names_and_paths_are_checked(file: Path, tmp_path: Path) -> None:
             Dataset.from_manifest("web", path)
 
 
+def test_a_name_of_data_is_refused_and_a_missing_folder_named(folder: Path, file: Path) -> None:
+    dataset = Dataset.from_manifest("web", file)
+    for path in (folder / dataset.shards[0].path, folder / "web.tar", "memory://x/web.jsonl.gz"):
+        with pytest.raises(ConfigurationError, match="would be taken for data of format"):
+            dataset.save_manifest(path)
+    assert len(Dataset.from_path("web", folder)) == len(dataset)
+    with pytest.raises(FileNotFoundError) as caught:
+        dataset.save_manifest(folder / "none" / "web.zman")
+    assert caught.value.filename == str(folder / "none" / "web.zman")
+
+
 def test_options_are_kept(file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import dataclass
 

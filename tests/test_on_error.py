@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toys import ids
+from toys import ids, write_shards
 
 from zephon_torch import ConfigurationError, DataLoader, RecordError, StaticMixtureWorkSource
+from zephon_torch.errors import DatasetError
 from zephon_torch.io import Dataset
 
 BAD_LINES = {3, 10, 11}  # ids whose lines are broken
@@ -188,3 +189,19 @@ def test_a_bad_record_is_counted_once_also_where_padding_repeats_it(
         notes += tolerant.stats.bad
     (only,) = notes
     assert only.where.endswith("a.jsonl, record 8")
+
+
+@pytest.mark.parametrize("part", [False, True], ids=["whole", "part"])
+def test_a_file_that_was_overwritten_is_no_bad_record(tmp_path: Path, part: bool) -> None:
+    path = write_shards(tmp_path / "web", [40]) / "00.jsonl"
+    dataset = Dataset.from_path("web", path)
+    if part:
+        dataset = dataset.split({"all": 1.0})["all"]
+    with DataLoader(dataset, 4, num_threads=0, on_error="skip") as loader:
+        batches = iter(loader)
+        next(batches)
+        content = path.read_bytes()
+        with path.open("r+b") as file:  # in place, as large as it was
+            file.write(content.replace(b'"id"', b'"id '))
+        with pytest.raises(DatasetError, match=r"00.jsonl' changed since the dataset was made"):
+            next(batches)

@@ -130,6 +130,16 @@ def test_folders_of_partitions_give_columns_of_text(tmp_path: Path) -> None:
         Dataset.from_path("a", tmp_path / "other")
 
 
+def test_views_of_text_and_bytes_are_read(tmp_path: Path) -> None:
+    values = {"t": ["a" * 40, None, "b"], "b": [b"\xff" * 40, None, b""]}
+    columns = [pa.array(values["t"], pa.string_view()), pa.array(values["b"], pa.binary_view())]
+    table = pa.table(columns, names=["t", "b"])
+    pq.write_table(table, tmp_path / "x.parquet")
+    dataset = Dataset.from_path("a", tmp_path)
+    assert [dataset[2], dataset[0]] == [{"t": "b", "b": b""}, {"t": "a" * 40, "b": b"\xff" * 40}]
+    assert list(dataset) == table.to_pylist()
+
+
 def test_names_with_dots_are_names(tmp_path: Path) -> None:
     rows = pa.table({"a": [{"b": 1}], "a.b": [2], "c": [3]})
     pq.write_table(rows, tmp_path / "x.parquet")

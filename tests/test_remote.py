@@ -138,6 +138,11 @@ def test_a_file_that_is_gone_is_named(store: WebStore) -> None:
                 ask()
 
 
+def test_an_option_that_the_client_does_not_know_is_no_missing_file(store: WebStore) -> None:
+    with pytest.raises(DatasetError, match=r"TypeError.*check the URL and storage_options="):
+        dataset_of(store, sesame=1)
+
+
 def test_credentials_are_in_no_error_state_or_repr(store: WebStore) -> None:
     secret = "s3cr3t-of-mine"
     options = {"headers": {"Authorization": secret}}

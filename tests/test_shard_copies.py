@@ -19,7 +19,7 @@ import pytest
 from processes import environment, wait_until
 from stores import WebStore
 
-from zephon_torch import DataLoader, PlanMismatch
+from zephon_torch import DataLoader, PlanMismatch, ahead
 from zephon_torch.caching import parse_size
 from zephon_torch.errors import ConfigurationError, DatasetError
 from zephon_torch.io import Dataset, cache, retries
@@ -211,6 +211,23 @@ def test_no_more_is_held_ahead_than_half_of_the_limit(store: WebStore, tmp_path:
         wait_until(lambda: num_got(store)[:3] == [1, 1, 1])
         assert [int(i) for batch in batches for i in batch["id"]] == IDS[SIZE + 4 :]
         assert loader.stats.cache.bypassed == 0
+    assert max(num_got(store)) == 1
+
+
+def test_no_more_shards_are_held_ahead_than_there_are_descriptors_for(
+    store: WebStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "_MAX_WANTED", 2)
+    with loader_of(dataset_of(store), tmp_path / "c", num_threads=0) as loader:
+        batches = iter(loader)
+        next(batches)
+        wait_until(lambda: num_got(store)[:2] == [1, 1])
+        time.sleep(0.1)
+        assert num_got(store) == [1, 1, 0, 0, 0, 0]
+        for _ in range(SIZE // 4):
+            next(batches)
+        wait_until(lambda: num_got(store)[:3] == [1, 1, 1])
+        assert [int(i) for batch in batches for i in batch["id"]] == IDS[SIZE + 4 :]
     assert max(num_got(store)) == 1
 
 

@@ -151,6 +151,17 @@ def test_keys_that_torch_would_drop_silently_are_an_error() -> None:
     assert "different keys" in str(outcome(DataLoader(samples, 2)))
 
 
+@pytest.mark.parametrize("samples", [[None, 1], [[1], [1, 2]], [{"a": None}] * 2])
+def test_what_torch_cannot_join_is_its_own_error_with_the_dataset_and_a_remedy(
+    samples: list[Any],
+) -> None:
+    error = outcome(DataLoader(Dataset.from_samples("odd", samples), 2))
+    torchs = outcome(Torchs(samples, 2))
+    assert type(error) is type(torchs)
+    assert str(error) == str(torchs)
+    assert any("'odd': give a transform" in note for note in error.__notes__)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_pinned_memory(num_workers: int) -> None:

@@ -29,6 +29,7 @@ _NUM_THREADS = 4
 _MAX_STEPS = 256  # looked ahead
 _FIRST_STEPS = 32  # looked at before the first batch, which should come soon
 _NEW_STEPS = 4  # looked at before each other one
+_MAX_WANTED = 128  # shards at once: each that is held takes a descriptor
 _WAIT_SECONDS = 5.0  # for threads to end; after that they are left to a store that hangs
 
 _Key = tuple[int, int]  # dataset and shard
@@ -119,7 +120,8 @@ class _Window:
         if file.num_bytes > self.budget_bytes:  # never does, but others may
             return
         with self.changed:
-            if self.num_bytes + file.num_bytes > self.budget_bytes:
+            is_crowded = len(self.wanted) >= _MAX_WANTED
+            if is_crowded or self.num_bytes + file.num_bytes > self.budget_bytes:
                 self.is_full = True
                 return
             self.num_bytes += file.num_bytes

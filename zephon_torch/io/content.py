@@ -45,6 +45,10 @@ class Content(Protocol):
         """Return a shard that is a file of another machine, None where it is not."""
         ...
 
+    def check_unchanged(self, shards: ShardTable, shard: int) -> None:
+        """Raise DatasetError if the file of a shard is gone or changed."""
+        ...
+
     def open(self, dataset: str, shards: ShardTable, shard: int, through: Through) -> Reader:
         """Open a shard, to be read by record; `dataset` is the name for messages."""
         ...
@@ -83,6 +87,10 @@ class FileContent:
         file = self._file(shards, shard)
         return file if file.local_path is None else None
 
+    def check_unchanged(self, shards: ShardTable, shard: int) -> None:
+        """Look at the file."""
+        self._file(shards, shard).check_unchanged()
+
     def open(self, dataset: str, shards: ShardTable, shard: int, through: Through) -> Reader:
         """Open a file through its format."""
         module, num_samples = load_format(self.format), int(shards.num_samples[shard])
@@ -116,6 +124,9 @@ class ObjectContent:
 
     def remote_file(self, shards: ShardTable, shard: int) -> None:
         """Return None: it is no file."""
+
+    def check_unchanged(self, shards: ShardTable, shard: int) -> None:
+        """Do nothing: it is no file."""
 
     def open(self, dataset: str, shards: ShardTable, shard: int, through: Through) -> Reader:
         """Return a reader of the shard's part of the object."""

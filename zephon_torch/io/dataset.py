@@ -303,6 +303,10 @@ class Dataset:
         """The file of a shard that lies on another machine; None for any other."""
         return self.content.remote_file(self.shards, self._check_shard(shard))
 
+    def check_unchanged(self, shard: int) -> None:
+        """Raise DatasetError if the file of a shard is gone, or is not as it was."""
+        self.content.check_unchanged(self.shards, self._check_shard(shard))
+
     def open(self, shard: int, through: Through = directly) -> Reader:
         """Open one shard for this process; close the reader after use.
 

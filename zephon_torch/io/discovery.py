@@ -257,7 +257,7 @@ def _refuse_mixed(storage: Storage, examples: Mapping[str, str]) -> None:
 
 def _refuse_empty(storage: Storage, listed: Sequence[FileInfo], format: str | None) -> None:
     paths = [file.path for file in listed]
-    content = ", ".join(map(repr, paths[:_NUM_NAMED])) or "nothing"
+    content = ", ".join(_describe(path, set(paths)) for path in paths[:_NUM_NAMED]) or "nothing"
     if len(paths) > _NUM_NAMED:
         content += f" and {len(paths) - _NUM_NAMED:,} more"
     wanted = f"{format!r} ({FORMATS[format]})" if format else describe_formats()
@@ -265,6 +265,11 @@ def _refuse_empty(storage: Storage, listed: Sequence[FileInfo], format: str | No
         f"folder {storage.url()!r} holds no data files: found {content}, expected {wanted}; hidden "
         "names and names that begin with '_' or end with '.tmp' do not count"
     )
+
+
+def _describe(path: str, names: Collection[str]) -> str:
+    name = detect_format(path, names)
+    return f"{path!r} ({name})" if name else repr(path)
 
 
 def _refuse_broken_links(storage: Storage, files: Sequence[FileInfo]) -> None:

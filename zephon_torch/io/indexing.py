@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
@@ -167,7 +168,16 @@ def _start_worker(task: _Task, num_done: Any) -> None:
     global _worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    threading.Thread(target=_end_with_main_process, daemon=True).start()
     _worker = task, num_done
+
+
+def _end_with_main_process() -> None:
+    """The pool's queue would keep this process waiting for ever."""
+    main = multiprocessing.parent_process()
+    assert main is not None
+    main.join()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _count_chunk(chunk: Found) -> Counted:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import glob as globbing
 import os
+import secrets
 import stat
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -46,12 +46,14 @@ class LocalStorage(Storage):
 
     def glob(self, pattern: str) -> list[FileInfo]:
         """List files that match."""
-        found = globbing.glob(pattern, root_dir=self.root, recursive=True)
+        found = sorted(_expand(self.root, "", pattern.split("/")))
         return [self.info(path) for path in found if os.path.isfile(self.url(path))]
 
     def info(self, path: str) -> FileInfo:
         """Return size and stamp as they are now."""
         status = os.stat(self.url(path))
+        if not stat.S_ISREG(status.st_mode):  # opening a named pipe would wait for ever
+            raise FileNotFoundError(errno.ENOENT, "no regular file", self.url(path))
         return FileInfo(path, status.st_size, _stamp(status))
 
     def read(self, path: str, start: int, stop: int) -> bytes:
@@ -95,23 +97,29 @@ def write_atomically(path: str, parts: Iterable[Any], mode: int = 0o644) -> None
     Raises:
         OSError: The folder cannot be written.
     """
-    descriptor, temporary = tempfile.mkstemp(".tmp", ".zidx-", os.path.dirname(path))
+    # Named before it is there: a signal at any moment, which raises, leaves nothing behind.
+    temporary = os.path.join(os.path.dirname(path), f".zidx-{secrets.token_hex(8)}.tmp")
     try:
-        with os.fdopen(descriptor, "wb") as stream:
+        with open(temporary, "xb", opener=_open_private) as stream:
             for part in parts:
                 stream.write(part)
             os.fchmod(stream.fileno(), mode)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             os.unlink(temporary)
+        if isinstance(error, OSError):  # it names the temporary file
+            raise OSError(error.errno, error.strerror, path) from error
         raise
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _walk(folder: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Iterator[FileInfo]:
     """Files below a folder, through symbolic links; `above` are the folders it lies in."""
-    status = os.stat(folder)
-    here = (status.st_dev, status.st_ino)
+    here = _identity(folder)
     if here in above:  # a link to a folder that it lies in
         return
     with os.scandir(folder) as entries:
@@ -122,6 +130,39 @@ def _walk(folder: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Itera
                 yield from _walk(entry.path, f"{prefix}{entry.name}/", (*above, here))
             else:
                 yield from _stat_entry(entry, prefix + entry.name)
+
+
+def _expand(root: str, folder: str, parts: Sequence[str]) -> set[str]:
+    """Paths below the root that match a pattern in a folder: ``**`` never goes in circles."""
+    if "**" not in parts:
+        return set(globbing.glob(os.path.join(folder, *parts), root_dir=root))
+    at = parts.index("**")
+    pattern, behind = os.path.join(folder, *parts[:at]), parts[at + 1 :] or ["*"]
+    found = set()
+    for start in globbing.glob(pattern, root_dir=root) if pattern else [""]:
+        names = [name for name in start.split("/") if name]
+        above = [os.path.join(root, *names[:depth]) for depth in range(len(names))]
+        if os.path.isdir(os.path.join(root, start)):
+            for inner in _folders(os.path.join(root, start), "", tuple(map(_identity, above))):
+                found |= _expand(root, os.path.join(globbing.escape(start), inner), behind)
+    return found
+
+
+def _folders(folder: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Iterator[str]:
+    """Folders at any depth that are not hidden, the folder itself first; as in `_walk`."""
+    here = _identity(folder)
+    if here in above:
+        return
+    yield globbing.escape(prefix)
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if not entry.name.startswith(".") and _is_folder(entry):
+                yield from _folders(entry.path, f"{prefix}{entry.name}/", (*above, here))
+
+
+def _identity(folder: str) -> tuple[int, int]:
+    status = os.stat(folder)
+    return status.st_dev, status.st_ino
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

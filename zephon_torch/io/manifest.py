@@ -40,7 +40,7 @@ import numpy.typing as npt
 from zephon_torch.errors import ConfigurationError, DatasetError
 from zephon_torch.io.content import FileContent
 from zephon_torch.io.files import FileInfo, Storage
-from zephon_torch.io.formats import FORMATS, FormatOptions, make_options
+from zephon_torch.io.formats import FORMATS, FormatOptions, detect_format, make_options
 from zephon_torch.io.paths import Paths
 from zephon_torch.io.shards import ShardTable
 from zephon_torch.io.storage import connect
@@ -95,6 +95,11 @@ def save(path: str, storage_options: Mapping[str, Any] | None, manifest: Manifes
     for part in body:
         checksum = zlib.crc32(part, checksum)
     folder, name = connect(path, storage_options).split()
+    if (format := detect_format(name)) is not None:
+        raise ConfigurationError(
+            f"a manifest called {name!r} would be taken for data of format {format!r}: call it "
+            f"{name + '.zman'!r}"
+        )
     folder.write(name, [_PREFIX.pack(MAGIC, VERSION, len(text), checksum), *body])
 
 

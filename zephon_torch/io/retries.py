@@ -62,6 +62,7 @@ def behind(error: Exception) -> Exception:
     if not isinstance(error, FileNotFoundError) or not isinstance(cause, Exception):
         return error
     is_absence = _status(cause) in (None, 404, 410) and not is_passing(cause)
+    is_absence &= not isinstance(cause, TypeError)  # an option that the client does not know
     return error if is_absence else cause
 
 

@@ -247,6 +247,10 @@ class PartContent:
         """Return the file of the whole dataset."""
         return self.whole.remote_file(shard)
 
+    def check_unchanged(self, shards: ShardTable, shard: int) -> None:
+        """Look at the file of the whole dataset."""
+        self.whole.check_unchanged(shard)
+
     def open(self, dataset: str, shards: ShardTable, shard: int, through: Through) -> Reader:
         """Open a shard of the whole dataset under the name of the part."""
         return self.whole.content.open(dataset, self.whole.shards, shard, through)

@@ -20,7 +20,7 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
@@ -67,7 +67,7 @@ def connect(path: str, storage_options: Mapping[str, Any] | None = None) -> Stor
         literal = os.path.exists(root)
         return LocalStorage(os.path.abspath(root if literal else urllib.parse.unquote(root)))
     # What follows the path (a query, the rest of a chained URL) stays behind every path below it.
-    cut = root.find("?") if scheme in _WEB else root.find("::")
+    cut = root.find("?") if scheme.rpartition("::")[2] in _WEB else root.find("::")
     root, tail = (root, "") if cut < 0 else (root[:cut], root[cut:])
     return RemoteStorage(root.rstrip("/"), scheme, tail, dict(storage_options or {}))
 
@@ -78,8 +78,11 @@ class RemoteStorage(Storage):
 
     root: str
     scheme: str
-    tail: str = field(repr=False)
-    options: dict[str, Any] = field(repr=False)
+    tail: str
+    options: dict[str, Any]
+
+    def __repr__(self) -> str:
+        return f"RemoteStorage({self.url()!r})"  # without credentials
 
     def kind(self) -> Kind | None:
         """Return what stands at the root, or None."""
@@ -144,7 +147,7 @@ class RemoteStorage(Storage):
 
     def url(self, path: str = "") -> str:
         """Return the path without credentials."""
-        tail = "" if self.tail.startswith("?") else self.tail
+        tail = "::".join(part.partition("?")[0] for part in self.tail.split("::"))
         return _USER_INFO.sub("://", f"{self.scheme}://{self._join(path)}{tail}")
 
     def identity(self, path: str) -> str:

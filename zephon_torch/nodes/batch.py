@@ -49,22 +49,21 @@ class Collate:
             if isinstance(samples, np.ndarray):
                 return torch.from_numpy(samples)
             self._check_keys(samples, pointers)
-            return self._default(samples, pointers)
+            return self._joined(samples, pointers)
         except StopIteration as error:
             raise WorkerError(
                 "collate_fn raised StopIteration: a plain next() in it ran dry; give next() a "
                 "default"
             ) from error
 
-    def _default(self, samples: list[Any], pointers: Pointers) -> Any:
+    def _joined(self, samples: list[Any], pointers: Pointers) -> Any:
         try:
             return default_collate(samples)
         except Exception as error:
-            names = ", ".join(repr(self.names[number]) for number in np.unique(pointers.dataset))
+            names = sorted({repr(self.names[number]) for number in pointers.dataset.tolist()})
             error.add_note(
-                f"in torch's default_collate, on a batch of {names}: it stacks numbers, arrays and "
-                "tensors of one shape, key by key. Make samples alike with transform=, or give a "
-                "collate_fn="
+                f"torch's default_collate cannot join these samples of {', '.join(names)}: give a "
+                "transform that makes them alike, or a collate_fn"
             )
             raise
 

@@ -13,7 +13,8 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -25,7 +26,8 @@ from zephon_torch.io.dataset import Dataset, Reader, Samples, samples_of
 from zephon_torch.io.files import StoredFile
 from zephon_torch.work.plan import Pointers
 
-_MAX_OPEN = 256  # readers kept open per thread
+_MAX_OPEN = 192  # readers kept open by all threads: each takes two to four descriptors
+_MIN_OPEN = 8  # but by each thread
 _MAX_IDLE_CALLS = 8  # through which a reader holds its copy unused
 
 
@@ -93,9 +95,13 @@ class Fetcher:
         return records
 
     def _read_shard(self, dataset: int, shard: int, records: Int64Array) -> Samples:
+        reader: Reader | None = None
         try:
-            return self._reader(dataset, shard).read(records)
+            reader = self._reader(dataset, shard)
+            return reader.read(records)
         except RecordError:
+            if not isinstance(reader, CopyReader):  # a file that changed is no bad record to skip
+                self.datasets[dataset].check_unchanged(shard)
             raise
         except StopIteration as error:  # would end the epoch of whoever asks, without a word
             raise WorkerError(
@@ -115,7 +121,7 @@ class Fetcher:
             through = directly if self.copies is None else self._open_copy
             reader = self.datasets[dataset].open_records(shard, through)
             readers[key] = reader
-            if len(readers) > _MAX_OPEN:
+            while len(readers) > _MIN_OPEN and _num_open() > _MAX_OPEN:
                 readers.popitem(last=False)[1].close()
         else:
             readers.move_to_end(key)
@@ -128,18 +134,34 @@ class Fetcher:
         return self.copies.open(file, open_file, self._open.make_way)
 
 
+_Readers: TypeAlias = OrderedDict[tuple[int, int], Reader]
+_of_all_threads: WeakValueDictionary[int, _Readers] = WeakValueDictionary()
+
+
+def _num_open() -> int:
+    """Readers that this process has open, in whatever thread and for whatever fetcher."""
+    tables = [reference() for reference in _of_all_threads.valuerefs()]
+    return sum(len(readers) for readers in tables if readers is not None)
+
+
+def _new_readers() -> _Readers:
+    readers: _Readers = OrderedDict()
+    _of_all_threads[id(readers)] = readers
+    return readers
+
+
 class _OpenReaders(threading.local):
     """Readers of one thread, least recently used first. Empty again after a fork."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
-        self._readers: OrderedDict[tuple[int, int], Reader] = OrderedDict()
+        self._readers = _new_readers()
         self._calls = 0
         self._used: OrderedDict[tuple[int, int], int] = OrderedDict()  # readers of copies
 
-    def of_this_process(self) -> OrderedDict[tuple[int, int], Reader]:
+    def of_this_process(self) -> _Readers:
         if self._pid != os.getpid():
-            self._pid, self._readers, self._used = os.getpid(), OrderedDict(), OrderedDict()
+            self._pid, self._readers, self._used = os.getpid(), _new_readers(), OrderedDict()
         return self._readers
 
     def note_use(self, key: tuple[int, int]) -> None:

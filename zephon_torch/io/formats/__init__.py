@@ -113,7 +113,8 @@ class FormatEntry:
         return False
 
     def __str__(self) -> str:
-        return " ".join((*self.extensions, *self.codecs))
+        text = " ".join((*self.extensions, *self.codecs))
+        return text if self.beside is None else f"{text} with {self.beside}"
 
 
 # The first that has a file wins.

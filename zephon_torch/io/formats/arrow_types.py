@@ -51,6 +51,15 @@ def without_extensions(batch: Any) -> Any:
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
+def without_views(table: Any) -> Any:
+    """A table whose columns of text and bytes that are views are plain: views cannot be taken."""
+    for number, field in enumerate(table.schema):
+        if types.is_string_view(field.type) or types.is_binary_view(field.type):
+            plain = pa.large_string() if types.is_string_view(field.type) else pa.large_binary()
+            table = table.set_column(number, field.name, table.column(number).cast(plain))
+    return table
+
+
 def _inner(kind: Any) -> list[Any]:
     """Types that a type is made of."""
     if isinstance(kind, pa.BaseExtensionType):

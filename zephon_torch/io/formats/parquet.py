@@ -18,7 +18,7 @@ import numpy as np
 from zephon_torch.errors import DatasetError, RecordError
 from zephon_torch.extras import require
 from zephon_torch.io.files import StoredFile
-from zephon_torch.io.formats.arrow_types import without_extensions
+from zephon_torch.io.formats.arrow_types import without_extensions, without_views
 from zephon_torch.io.formats.kept import keep, kept, numbers
 from zephon_torch.io.formats.libarrow import pa
 from zephon_torch.io.formats.reader import Reader
@@ -96,7 +96,7 @@ class _Slices:
         with refusing(f"{record}: row group {row_group}", RecordError, self._source):
             if forward is None or forward.row_group != row_group or forward.position > start:
                 forward = self._begin(row_group)
-            table = forward.read(start, stop)
+            table = without_views(forward.read(start, stop))
             for column, value in self._partition.items():
                 values = pa.repeat(pa.scalar(value, pa.string()), len(table))
                 table = table.append_column(column, values)
