@@ -57,7 +57,7 @@ def test_index_builds_what_is_missing_and_says_what_it_did(
     out, err = capsys.readouterr()
     first, second = out.splitlines()
     assert first.startswith(
-        f"{web}: jsonl, 3 shards, 8 samples, 80 bytes; 2 indexed, 1 known before, "
+        f"{web}: jsonl, 3 shards, 8 samples, 80 bytes; 2 indexed, 1 needed no indexing, "
     )
     assert second.startswith(f"{code}: jsonl, 1 shard, 2 samples, 20 bytes; 1 indexed, 0 known")
     assert err == ""
@@ -94,7 +94,7 @@ def test_index_names_stale_sidecars(tmp_path: Path, capsys: pytest.CaptureFixtur
     capsys.readouterr()
     assert run("index", web, "--jobs", 1) == 0
     out, err = capsys.readouterr()
-    assert "1 indexed, 1 known before" in out
+    assert "1 indexed, 1 needed no indexing" in out
     assert err.startswith(f"zephon-torch: building the index of '{web}/01.jsonl' anew, not using")
     assert err.count("\n") == 1
 
@@ -257,3 +257,16 @@ def test_the_command_is_installed_under_its_name() -> None:
     setup.read(ROOT / "setup.cfg")
     scripts = setup["options.entry_points"]["console_scripts"].split("\n")
     assert "zephon-torch = zephon_torch.cli:main" in scripts
+
+
+def test_a_path_that_fails_does_not_keep_the_others_from_their_index(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = write_shards(tmp_path / "good", [3])
+    assert run("index", tmp_path / "none", good) == 1
+    out, err = capsys.readouterr()
+    assert "1 indexed" in out and sidecars(good)
+    assert err.splitlines() == [
+        f"zephon-torch: no file or folder '{tmp_path}/none'",
+        "zephon-torch: 1 of 2 paths failed",
+    ]

@@ -72,3 +72,9 @@ def test_what_was_found_and_what_is_missing_are_told(tmp_path: Path) -> None:
     (tmp_path / "a.idx").write_bytes(b"")
     with pytest.raises(DatasetError, match=r"'a.bin' \(megatron\), 'a.idx', expected 'tokens'"):
         Dataset.from_path("a", tmp_path, format="tokens")
+
+
+def test_patterns_with_braces_say_that_these_are_not_expanded(tmp_path: Path) -> None:
+    for pattern in ("p-{0..3}.jsonl", "*.{jsonl,ndjson}"):
+        with pytest.raises(DatasetError, match=r"braces are not expanded, use \*"):
+            Dataset.from_path("a", tmp_path / pattern)

@@ -201,7 +201,7 @@ def test_file_of_the_same_size_but_another_time_is_refused(tmp_path: Path) -> No
     path = write(tmp_path, b"1\n2\n")
     dataset = Dataset.from_path("a", path)
     os.utime(path, ns=(5, 5))
-    with pytest.raises(DatasetError, match=r"modification stamp \d+ then, 5 now"):
+    with pytest.raises(DatasetError, match=r"modified at \d+ ns then, at 5 now"):
         dataset.open(0)
 
 

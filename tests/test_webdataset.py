@@ -370,7 +370,7 @@ def test_a_file_that_changes_is_refused(tmp_path: Path) -> None:
         dataset.open(0)
     path.write_bytes(GOOD)
     os.utime(path, ns=(before + 5, before + 5))
-    with pytest.raises(DatasetError, match="modification stamp"):
+    with pytest.raises(DatasetError, match="modified at"):
         dataset.open(0)
 
 

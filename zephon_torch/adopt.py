@@ -79,7 +79,8 @@ def _as_dataset(name: str | None, value: Any) -> Dataset:
     if isinstance(value, Dataset):
         if name is not None and value.name != name:
             raise ConfigurationError(
-                f"the mapping calls a dataset {name!r} whose own name is {value.name!r}: use one"
+                f"the mapping calls a dataset {name!r} whose own name is {value.name!r}: use "
+                "its own name as key (also in mixture=), or give a list of datasets"
             )
         return value
     if isinstance(value, torch.utils.data.IterableDataset):

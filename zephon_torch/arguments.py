@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, get_args
 
 from zephon_torch import checks
@@ -67,7 +68,11 @@ def check_engine(
 
 def check_functions(*, transform: Any, takes_rng: bool, collate_fn: Any) -> None:
     """Refuse what cannot be called."""
-    for name, value in (("transform", transform), ("collate_fn", collate_fn)):
+    named = {"transform": transform, "collate_fn": collate_fn}
+    if isinstance(transform, Mapping):
+        named |= {f"transform of {name!r}": value for name, value in transform.items()}
+        del named["transform"]
+    for name, value in named.items():
         if value is not None and not callable(value):
             raise ConfigurationError(f"{name} is {value!r}: expected a function")
     if takes_rng and transform is None:

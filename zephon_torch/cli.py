@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from zephon_torch.errors import ConfigurationError, ZephonError
+from zephon_torch.errors import ConfigurationError, DatasetError, ZephonError
 from zephon_torch.io.dataset import Dataset, describe_bytes, plural
 from zephon_torch.io.discovery import find_shards
 from zephon_torch.io.formats import FORMATS, make_options
@@ -85,8 +85,17 @@ def _parser() -> argparse.ArgumentParser:
 def _index(given: argparse.Namespace) -> None:
     if given.manifest and len(given.paths) > 1:
         raise ConfigurationError("--manifest is of one dataset: give one PATH")
+    num_failed = 0
     for path in given.paths:
-        _index_one(path, given)
+        try:
+            _index_one(path, given)
+        except (ZephonError, OSError) as error:
+            if len(given.paths) == 1:
+                raise
+            num_failed += 1
+            _fail(error, 1)
+    if num_failed:
+        raise DatasetError(f"{num_failed} of {len(given.paths)} paths failed")
 
 
 def _index_one(path: str, given: argparse.Namespace) -> None:
@@ -101,7 +110,7 @@ def _index_one(path: str, given: argparse.Namespace) -> None:
     print(
         f"{path}: {dataset.format}, {plural(dataset.num_shards, 'shard')}, "
         f"{plural(len(dataset), 'sample')}, {describe_bytes(int(dataset.shard_num_bytes.sum()))}; "
-        f"{counted.num_read:,} indexed, {num_known:,} known before, "
+        f"{counted.num_read:,} indexed, {num_known:,} needed no indexing, "
         f"{time.monotonic() - start:.1f} s",
         flush=True,
     )

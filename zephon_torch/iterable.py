@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from zephon_torch import checks
 from zephon_torch.errors import StaleIteratorError, StateError
 from zephon_torch.io.dataset import samples_of
 from zephon_torch.nodes.fetch import Fetcher
-from zephon_torch.nodes.transform import Transform
+from zephon_torch.nodes.transform import Functions, Transform
 from zephon_torch.work.progress import MAX_EPOCH, Progress
 from zephon_torch.work.source import WorkSource
 from zephon_torch.world import World
@@ -33,8 +33,8 @@ class WorkSourceDataset(torch.utils.data.IterableDataset[Any]):
 
     Args:
         source: the work source.
-        transform: function of a sample.
-        takes_rng: the transform also takes a numpy Generator that belongs to the sample.
+        transform: function of a sample; or for each dataset by name its own, None for none.
+        takes_rng: transforms also take a numpy Generator that belongs to the sample.
         rank, num_replicas: data-parallel rank and world; None reads torch.distributed at first use.
 
     Example:
@@ -51,7 +51,7 @@ class WorkSourceDataset(torch.utils.data.IterableDataset[Any]):
         self,
         source: WorkSource,
         *,
-        transform: Callable[..., Any] | None = None,
+        transform: Functions | None = None,
         takes_rng: bool = False,
         rank: int | None = None,
         num_replicas: int | None = None,

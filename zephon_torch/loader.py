@@ -29,6 +29,7 @@ from zephon_torch.iteration import InHand, Iteration, LoaderStats
 from zephon_torch.nodes.pipeline import make_pipeline
 from zephon_torch.nodes.pointed import PointedSamples
 from zephon_torch.nodes.tolerate import OnError
+from zephon_torch.nodes.transform import Functions
 from zephon_torch.work.mixture import MixtureSpec
 from zephon_torch.work.plan import Pointers
 from zephon_torch.work.progress import Progress
@@ -69,8 +70,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         seed: seed of the order, for datasets (a work source has its own).
         lanes: sub-streams of the delivery order; None: 1, or those of a loaded state.
         global_batch_size: samples of a step over all ranks, in place of batch_size.
-        transform: function of a sample.
-        takes_rng: the transform also takes a numpy Generator that belongs to the sample: the same
+        transform: function of a sample; or for each dataset by name its own, None for none.
+        takes_rng: transforms also take a numpy Generator that belongs to the sample: the same
             on any worker, rank and engine, new in every pass.
         on_error: "raise"; "skip": the batch comes without records that cannot be decoded or
             transformed; "substitute": another sample of the same dataset stands in for them.
@@ -129,7 +130,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         seed: int | None = None,
         lanes: int | None = None,
         global_batch_size: int | None = None,
-        transform: Callable[..., Any] | None = None,
+        transform: Functions | None = None,
         takes_rng: bool = False,
         on_error: OnError = "raise",
         provenance: bool = False,

@@ -87,7 +87,9 @@ class Dataset:
                 ``.tmp`` are left out.
             format: Name of the format; told from the extensions by default.
             storage_options: For fsspec; never shown in any message.
-            options: Of the format: fields of ``Options`` in its module of ``io/formats``.
+            options: Of the format; ``docs/formats/`` has a page on each. ``columns`` (parquet,
+                arrow), ``decode`` (webdataset), ``dtype`` (tokens), ``row_length`` (tokens,
+                megatron), ``unit`` (megatron), ``keep_bytes`` (mds).
 
         Raises:
             ConfigurationError: A bad name, not a path, an unknown format, an option that the format

@@ -171,7 +171,7 @@ def _beside(
 def _match(storage: Storage) -> tuple[Storage, list[FileInfo], dict[str, FileInfo]]:
     parts = storage.split_glob()
     if parts is None:
-        raise DatasetError(f"no file or folder {storage.url()!r}")
+        raise DatasetError(f"no file or folder {storage.url()!r}{_braces_hint(storage)}")
     folder, pattern = parts
     asked = [part for part in pattern.split("/") if part.startswith("_")]
     files = [
@@ -180,8 +180,13 @@ def _match(storage: Storage) -> tuple[Storage, list[FileInfo], dict[str, FileInf
         if not any(_is_left_out(part, asked) for part in file.path.split("/"))
     ]
     if not files:
-        raise DatasetError(f"no file matches {storage.url()!r}")
+        raise DatasetError(f"no file matches {storage.url()!r}{_braces_hint(storage)}")
     return folder, files, _look_beside(folder, files)
+
+
+def _braces_hint(storage: Storage) -> str:
+    has_braces = "{" in storage.url()
+    return ": braces are not expanded, use *, ** or [0-9]" if has_braces else ""
 
 
 def _is_left_out(name: str, asked: Sequence[str]) -> bool:
@@ -264,6 +269,11 @@ def _refuse_empty(storage: Storage, listed: Sequence[FileInfo], format: str | No
     raise DatasetError(
         f"folder {storage.url()!r} holds no data files: found {content}, expected {wanted}; hidden "
         "names and names that begin with '_' or end with '.tmp' do not count"
+        + (
+            "; files with other extensions are read by a pattern, such as '*.json'"
+            if format
+            else ""
+        )
     )
 
 

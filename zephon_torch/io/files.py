@@ -179,7 +179,7 @@ def describe_change(num_bytes: int, stamp: int, num_bytes_now: int, stamp_now: i
     # A store may tell the ETag in one call and only the time in another: these do not compare.
     is_comparable = np.sign(stamp) * np.sign(stamp_now) > 0
     if is_comparable and stamp != stamp_now:
-        return f"modification stamp {stamp} then, {stamp_now} now"
+        return "another ETag" if stamp < 0 else f"modified at {stamp} ns then, at {stamp_now} now"
     return ""
 
 

@@ -18,7 +18,7 @@ from zephon_torch.nodes.batch import Collate
 from zephon_torch.nodes.fetch import Fetcher
 from zephon_torch.nodes.made import Made
 from zephon_torch.nodes.tolerate import OnError, Tolerance
-from zephon_torch.nodes.transform import Transform
+from zephon_torch.nodes.transform import Functions, Transform
 from zephon_torch.work.source import WorkSource
 from zephon_torch.work.splitter import WorkItem
 
@@ -66,7 +66,7 @@ class Pipeline:
 
 def make_pipeline(
     source: WorkSource,
-    transform: Callable[..., Any] | None,
+    transform: Functions | None,
     takes_rng: bool,
     collate_fn: Callable[[list[Any]], Any] | None,
     on_error: OnError,
