@@ -359,3 +359,20 @@ def test_a_row_that_cannot_be_held_is_skipped(tmp_path: Path) -> None:
     ]
     assert all(batch.dtype == torch.int64 for batch in batches)
     assert "record 7" in str(bad)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_rows_of_whole_and_of_other_numbers_are_never_mixed_without_a_word(
+    tmp_path: Path, num_workers: int
+) -> None:
+    """torch's default_collate would make 2.0**53 of 2**53 + 1, and only without workers."""
+    np.save(tmp_path / "a.npy", np.full((2, 3), 2**53 + 1))
+    np.save(tmp_path / "b.npy", np.full((2, 3), 0.5))
+    dataset = Dataset.from_path("mixed", tmp_path)
+    with (
+        DataLoader(dataset, 4, num_workers=num_workers) as loader,
+        pytest.raises(DatasetError, match=r"'mixed' int64, dataset 'mixed' float64. Give a transf"),
+    ):
+        next(iter(loader))
+    with DataLoader(dataset, 4, transform=np.float64, num_workers=num_workers) as loader:
+        assert [batch.dtype for batch in loader] == [torch.float64]

@@ -35,7 +35,8 @@ class Collate:
         """A batch; of an array of rows a tensor of them.
 
         Raises:
-            DatasetError: samples of different datasets with different keys, and no collate_fn.
+            DatasetError: samples with different keys, or rows of whole and of other numbers, and
+                no collate_fn.
             WorkerError: the collate_fn raised StopIteration, or made something that provenance
                 cannot be added to.
         """
@@ -49,6 +50,7 @@ class Collate:
             if isinstance(samples, np.ndarray):
                 return torch.from_numpy(samples)
             self._check_keys(samples, pointers)
+            self._check_rows(samples, pointers)
             return self._joined(samples, pointers)
         except StopIteration as error:
             raise WorkerError(
@@ -81,6 +83,20 @@ class Collate:
                 f"{self.names[pointers.dataset[i]]!r} {has}. Give a transform that makes them "
                 "alike, or a collate_fn"
             )
+
+    def _check_rows(self, samples: Sequence[Any], pointers: Pointers) -> None:
+        """Whole and other numbers in one batch: torch rounds here and raises in a worker."""
+        first = samples[0]
+        for i, row in enumerate(samples):
+            if not isinstance(row, np.ndarray) or not isinstance(first, np.ndarray):
+                return
+            if (row.dtype.kind == "f") != (first.dtype.kind == "f"):
+                raise DatasetError(
+                    f"samples of one batch are rows of different numbers: dataset "
+                    f"{self.names[pointers.dataset[0]]!r} {first.dtype}, dataset "
+                    f"{self.names[pointers.dataset[i]]!r} {row.dtype}. Give a transform that makes "
+                    "them alike, or a collate_fn"
+                )
 
 
 def _with_provenance(batch: Any, pointers: Pointers) -> Any:

@@ -108,7 +108,10 @@ class _Parser:
         try:
             found = json.loads(content)
         except (ValueError, RecursionError) as error:
-            self._refuse(f"is not valid JSON: {error}")
+            self._refuse(
+                f"is not valid JSON: {error}; if other files of this folder are meant, name their "
+                "format with format="
+            )
         if not isinstance(found, dict) or not isinstance(found.get("shards"), list):
             self._refuse_stranger(found)
         if found.get("version") != 2:
