@@ -59,7 +59,7 @@ def test_index_builds_what_is_missing_and_says_what_it_did(
     assert first.startswith(
         f"{web}: jsonl, 3 shards, 8 samples, 80 bytes; 2 indexed, 1 needed no indexing, "
     )
-    assert second.startswith(f"{code}: jsonl, 1 shard, 2 samples, 20 bytes; 1 indexed, 0 known")
+    assert second.startswith(f"{code}: jsonl, 1 shard, 2 samples, 20 bytes; 1 indexed, 0 needed")
     assert err == ""
     monkeypatch.setattr(jsonl, "scan", no_scan)
     assert len(Dataset.from_path("web", web)) == 8
@@ -78,7 +78,7 @@ def test_index_uses_processes_and_gives_what_one_process_gives(tmp_path: Path) -
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stderr
-    assert "1,100 shards, 1,100 samples" in done.stdout and "1,100 indexed, 0 known" in done.stdout
+    assert "1,100 shards, 1,100 samples" in done.stdout and "1,100 indexed, 0 needed" in done.stdout
     assert done.stdout.endswith(f"{manifest}: manifest of {web}\n")
     assert len(sidecars(web)) == 1100
     dataset = Dataset.from_path("web", web)

@@ -192,11 +192,11 @@ def test_a_file_that_was_replaced_is_noticed(
     dataset = dataset_of(store)
     with closing(dataset.open(0)) as reader:
         store.headers["/d/x.jsonl"] = {tag: values[tag][1]}
-        with pytest.raises(DatasetError, match=r"x.jsonl' changed since .* stamp -?\d+ then"):
+        with pytest.raises(DatasetError, match=r"x.jsonl' changed since .*(modified|ETag)"):
             dataset.open(0)
         reader.read(np.array([0]))  # not asked again yet
         monkeypatch.setattr(ranges, "_TRUSTED_SECONDS", 0)
-        with pytest.raises(DatasetError, match=r"x.jsonl' changed since .* stamp -?\d+ then"):
+        with pytest.raises(DatasetError, match=r"x.jsonl' changed since .*(modified|ETag)"):
             reader.read(np.array([0]))
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toys import as_list, flat, memory, mixture_of, one, three_in_files, write_shards
+from toys import as_list, batches, flat, memory, mixture_of, one, three_in_files, write_shards
 
 from zephon_torch import DataLoader
-from zephon_torch.errors import RecordError, WorkerError
+from zephon_torch.errors import ConfigurationError, RecordError, WorkerError
 from zephon_torch.io import Dataset
 
 ENGINES: list[dict[str, Any]] = [
@@ -223,3 +223,34 @@ def test_a_broken_line_names_file_and_line(tmp_path: Path, engine: dict[str, Any
             next(loop)
         with pytest.raises(RecordError, match=r"'web'.*01\.jsonl.*line 22 \(record 21\).*JSON"):
             next(loop)
+
+
+def test_each_dataset_may_have_a_transform_of_its_own() -> None:
+    a, b = memory("a", 4), memory("b", 4, 100)
+    options: dict[str, Any] = {"batch_size": 2, "mixture": {"a": 1, "b": 1}}
+    functions = {"a": lambda i: i + 1000, "b": None}
+    for engine in ({}, {"num_workers": 1}, {"num_threads": 2}):
+        with DataLoader([a, b], transform=functions, **options, **engine) as loader:
+            assert sorted(flat(batches(loader))) == [*range(100, 104), *range(1000, 1004)]
+    drawn = {"a": lambda i, rng: i + int(rng.integers(1, 2)), "b": None}
+    with DataLoader([a, b], transform=drawn, takes_rng=True, **options) as loader:
+        assert sorted(flat(batches(loader))) == [1, 2, 3, 4, *range(100, 104)]
+
+
+def test_transforms_by_name_must_be_those_of_the_datasets() -> None:
+    a, b = memory("a", 4), memory("b", 4, 100)
+    options: dict[str, Any] = {"mixture": {"a": 1, "b": 1}}
+    for names in (["a"], ["a", "b", "c"], ["a", "x"]):
+        with pytest.raises(ConfigurationError, match=r"the datasets are \['a', 'b'\]"):
+            DataLoader([a, b], transform=dict.fromkeys(names, abs), **options)
+    with pytest.raises(ConfigurationError, match="transform of 'b' is 3: expected a function"):
+        DataLoader([a, b], transform={"a": abs, "b": 3}, **options)
+
+
+def test_an_error_in_the_transform_of_one_dataset_names_its_sample() -> None:
+    a, b = memory("a", 4), memory("b", 4, 100)
+    functions = {"a": None, "b": lambda i: 1 // (i - 102)}
+    loader = DataLoader([a, b], 2, mixture={"a": 1, "b": 1}, transform=functions)
+    with pytest.raises(ZeroDivisionError) as raised:
+        list(loader)
+    assert "dataset 'b'" in raised.value.__notes__[0] and "record 2" in raised.value.__notes__[0]

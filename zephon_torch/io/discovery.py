@@ -269,11 +269,7 @@ def _refuse_empty(storage: Storage, listed: Sequence[FileInfo], format: str | No
     raise DatasetError(
         f"folder {storage.url()!r} holds no data files: found {content}, expected {wanted}; hidden "
         "names and names that begin with '_' or end with '.tmp' do not count"
-        + (
-            "; files with other extensions are read by a pattern, such as '*.json'"
-            if format
-            else ""
-        )
+        + ("; a pattern such as '*.json' also takes files of other extensions" if format else "")
     )
 
 
