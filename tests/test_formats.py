@@ -17,7 +17,7 @@ from toys import ENGINES
 
 from zephon_torch import DataLoader
 from zephon_torch.errors import DatasetError, RecordError
-from zephon_torch.io import Dataset
+from zephon_torch.io import Dataset, ranges
 
 pytestmark = pytest.mark.timeout(120)
 SHARDS = [list(range(13)), [13], list(range(14, 31)), list(range(31, 40))]
@@ -187,3 +187,25 @@ def test_a_mixture_of_all_formats(tmp_path: Path, engine: dict[str, Any]) -> Non
             for number, sample in zip(loader.pointers.dataset.tolist(), batch, strict=True):
                 seen[names[number]].append(readers[names[number]].id_of(sample))
     assert {name: sorted(ids) for name, ids in seen.items()} == dict.fromkeys(readers, IDS)
+
+
+@pytest.mark.parametrize("name", "jsonl webdataset npy megatron mds parquet arrow".split())
+def test_a_file_that_is_written_over_while_it_is_open_is_noticed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With other content of the same size, which no reader could tell from the right one."""
+    monkeypatch.setattr(ranges, "_MAP_TRUSTED_SECONDS", -1)
+    dataset = dataset_of(FILES[name], tmp_path / "a")
+    path = Path(dataset.shard_path(0))
+    reader, other = dataset.open(0), dataset.open(2)
+    reader.read(np.arange(3))
+    os.utime(path, ns=(7, 7))
+    with pytest.raises(DatasetError, match="was written to while it was open"):
+        reader.read(np.arange(10, 13))
+    # an open map holds what was deleted or replaced
+    Path(dataset.shard_path(2)).unlink()
+    assert [FILES[name].id_of(sample) for sample in other.read(np.arange(15, 17))] == [29, 30]
+    Path(dataset.shard_path(2)).write_bytes(b"another")
+    assert [FILES[name].id_of(sample) for sample in other.read(np.arange(2))] == [14, 15]
+    reader.close()
+    other.close()

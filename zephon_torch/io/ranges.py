@@ -1,8 +1,7 @@
 """Byte ranges of one file for as long as a reader is open: a memory map, or ranged requests.
 
-Locally a map is the fastest way (`os.pread` gives up the interpreter lock at every record, and a
-background thread then waits for it); a map of a file that shrinks kills the process at the next
-touch, so its size is compared at every read.
+Locally a map is the fastest way: `os.pread` gives up the interpreter lock at every record, and a
+background thread then waits for it.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ View: TypeAlias = bytes | memoryview
 # A remote file that is replaced while a reader is open is noticed within this time. Asking at each
 # read would double the requests.
 _TRUSTED_SECONDS = 60.0
+_MAP_TRUSTED_SECONDS = 1.0
 
 
 class Ranges(Protocol):
@@ -65,9 +65,8 @@ class MappedFile:
 
     def __init__(self, file: StoredFile, path: str) -> None:
         self._file = file
-        self._map: mmap.mmap | None = None
-        if file.num_bytes:  # an empty file cannot be mapped
-            self._map = map_file(file, path)
+        # an empty file cannot be mapped
+        self._map = FileMap(file, path) if file.num_bytes else None
 
     def read(self, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> list[bytes]:
         """Slices of the map, touched in the order of the file."""
@@ -90,15 +89,13 @@ class MappedFile:
     def close(self) -> None:
         """Unmap the file."""
         if self._map is not None:
-            with suppress(BufferError):  # the last view that is still held unmaps it
-                self._map.close()
+            self._map.close()
             self._map = None
 
     def _checked(self) -> mmap.mmap:
         if self._map is None:
             raise DatasetError(f"the reader of {self._file.url!r} is closed or the file is empty")
-        check_size(self._file, self._map.size())
-        return self._map
+        return self._map.content()
 
 
 class RequestedFile:
@@ -140,20 +137,56 @@ def view(ranges: StoredRanges, start: int, stop: int) -> View:
     return ranges.views(np.array([start]), np.array([stop]))[0]
 
 
-def map_file(file: StoredFile, path: str) -> mmap.mmap:
-    """Map a local file that is not empty, as far as it reached when its dataset was made.
+class FileMap:
+    """A memory map of a local file that is not empty, as far as it reached when it was listed.
 
-    Whoever uses the map calls `check_size` with the map's own ``size()`` before each touch.
+    Files that are deleted or replaced do no harm, for a map keeps what it was made of. One that is
+    cut short kills the process at the next touch, so its size is compared each time; one that is
+    written over gives other bytes, so its modification time is compared once in a while.
 
     Raises:
         DatasetError: It was cut short.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        check_size(file, os.fstat(descriptor).st_size)
-        return mmap.mmap(descriptor, file.num_bytes, access=mmap.ACCESS_READ)
-    finally:
-        os.close(descriptor)
+
+    def __init__(self, file: StoredFile, path: str) -> None:
+        self._file, self._path = file, path
+        self._is_own = file.stamp > 0 and path == file.storage.own_path(file.path)  # no copy
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._origin = os.fstat(descriptor)
+            check_size(file, self._origin.st_size)
+            self._map = mmap.mmap(descriptor, file.num_bytes, access=mmap.ACCESS_READ)
+        finally:
+            os.close(descriptor)
+        self._trusted_until = time.monotonic() + _MAP_TRUSTED_SECONDS
+
+    def content(self) -> mmap.mmap:
+        """The map, to be touched at once.
+
+        Raises:
+            DatasetError: The file was cut short or written over.
+        """
+        check_size(self._file, self._map.size())
+        if self._is_own and (now := time.monotonic()) > self._trusted_until:
+            self._trusted_until = now + _MAP_TRUSTED_SECONDS
+            self._check_not_written()
+        return self._map
+
+    def close(self) -> None:
+        """Unmap it."""
+        with suppress(BufferError):  # the last view that is still held unmaps it
+            self._map.close()
+
+    def _check_not_written(self) -> None:
+        try:
+            now = os.stat(self._path)
+        except OSError:
+            return
+        if os.path.samestat(now, self._origin) and now.st_mtime_ns != self._origin.st_mtime_ns:
+            raise DatasetError(
+                f"{self._file.url!r} was written to while it was open; make the dataset anew, and "
+                "write new files beside old ones while a run is under way"
+            )
 
 
 def check_size(file: StoredFile, num_bytes: int) -> None:

@@ -6,7 +6,6 @@ them: unsigned 64-bit numbers that fit, in the byte order of this machine.
 
 from __future__ import annotations
 
-import mmap
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -16,7 +15,7 @@ import numpy.typing as npt
 from zephon_torch.errors import DatasetError, RecordError
 from zephon_torch.io.files import StoredFile
 from zephon_torch.io.formats.reader import check_bounds
-from zephon_torch.io.ranges import RequestedFile, check_size, map_file
+from zephon_torch.io.ranges import FileMap, RequestedFile
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -89,18 +88,18 @@ class _MappedRows:
 
     def __init__(self, file: StoredFile, path: str, layout: RowLayout) -> None:
         self._file = file
-        self._map: mmap.mmap | None = map_file(file, path)
+        self._map: FileMap | None = FileMap(file, path)
         self._dtype = layout.dtype
         # As bytes: numpy would copy all of an array whose values are not aligned.
         content = np.frombuffer(
-            self._map, np.uint8, layout.num_rows * layout.row_bytes, layout.start
+            self._map.content(), np.uint8, layout.num_rows * layout.row_bytes, layout.start
         )
         self._rows: Array | None = content.reshape(layout.num_rows, layout.row_bytes)
 
     def take(self, samples: npt.NDArray[np.int64]) -> Array:
         if self._map is None or self._rows is None:
             raise DatasetError(f"the reader of {self._file.url!r} is closed")
-        check_size(self._file, self._map.size())
+        self._map.content()  # checks it
         return self._rows.take(samples, 0).view(self._dtype)
 
     def close(self) -> None:
