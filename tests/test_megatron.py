@@ -330,3 +330,13 @@ def test_megatron_reads_what_we_read(tmp_path: Path) -> None:
     ]
     documents = Dataset.from_path("a", tmp_path, unit="document")
     assert [s.tolist() for s in documents if len(s)] == expected
+
+
+def test_a_pair_that_lost_its_index_is_not_left_out_without_a_word(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        megatron_pair(tmp_path / name, [np.arange(3, dtype="<u2")], [0, 1])
+    (tmp_path / "b.idx").unlink()
+    with pytest.raises(DatasetError, match=r"more than one format"):
+        Dataset.from_path("x", tmp_path)
+    with pytest.raises(DatasetError, match=r"b.bin' lies among .* without its '.*b.idx': restore"):
+        Dataset.from_path("x", tmp_path, format="megatron")

@@ -376,3 +376,10 @@ def test_rows_of_whole_and_of_other_numbers_are_never_mixed_without_a_word(
         next(iter(loader))
     with DataLoader(dataset, 4, transform=np.float64, num_workers=num_workers) as loader:
         assert [batch.dtype for batch in loader] == [torch.float64]
+
+
+def test_files_with_rows_of_two_lengths_are_refused_and_named(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((3, 4), np.uint16))
+    np.save(tmp_path / "b.npy", np.zeros((3, 5), np.uint16))
+    with pytest.raises(DatasetError, match=r"b.npy' has rows of 5 values, '.*a.npy' of 4: make"):
+        Dataset.from_path("x", tmp_path)

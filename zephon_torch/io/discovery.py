@@ -210,6 +210,8 @@ def _choose_in_folder(
         if (name := detect_format(file.path, names)) is not None and format in (None, name):
             by_format.setdefault(name, []).append(file)
     _refuse_compressed(storage, listed)
+    if format in by_format:
+        _refuse_alone(storage, listed, names, str(format))
     if len(by_format) > 1:
         _refuse_mixed(storage, {name: files[0].path for name, files in by_format.items()})
     if not by_format:
@@ -249,6 +251,19 @@ def _refuse_compressed(storage: Storage, files: Sequence[FileInfo]) -> None:
                 f"{storage.url(file.path)!r} is compressed in a way that is not supported: "
                 "decompress it (JSON lines may be compressed by gzip or zstd) or move it out of "
                 "the dataset"
+            )
+
+
+def _refuse_alone(
+    storage: Storage, listed: Sequence[FileInfo], names: Collection[str], format: str
+) -> None:
+    """Leaving out a shard that has lost the file beside it would lose data without a word."""
+    entry = FORMATS[format]
+    for file in listed if entry.beside else ():
+        if file.path.lower().endswith(entry.extensions) and not entry.has(file.path, names):
+            raise DatasetError(
+                f"{storage.url(file.path)!r} lies among files of format {format!r} without its "
+                f"{storage.url(str(entry.name_beside(file.path)))!r}: restore that, or move it away"
             )
 
 

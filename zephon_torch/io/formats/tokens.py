@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -62,6 +62,27 @@ class Options:
 def count(file: StoredFile, options: Options) -> int:
     """Count the rows: of ``.bin`` files by their size, of ``.npy`` files by their header."""
     return _layout(file, options).num_rows
+
+
+def count_all(
+    files: Sequence[StoredFile], options: Options, advance: Callable[[int], object]
+) -> list[int]:
+    """Count the rows of files that must have rows of one length.
+
+    Raises:
+        DatasetError: Two files differ.
+    """
+    layouts = []
+    for file in files:
+        layouts.append(layout := _layout(file, options))
+        if layout.row_length != layouts[0].row_length:
+            _refuse(
+                file,
+                f"has rows of {layout.row_length:,} values, {files[0].url!r} of "
+                f"{layouts[0].row_length:,}: make one dataset of each",
+            )
+        advance(file.num_bytes)
+    return [layout.num_rows for layout in layouts]
 
 
 def scan(file: StoredFile, options: Options, advance: Callable[[int], object]) -> int:
