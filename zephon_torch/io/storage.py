@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -210,9 +211,8 @@ class RemoteStorage(Storage):
         def request(fs: Any, full: str) -> None:
             # a later try asks for what is missing only
             left = [at for at in range(len(starts)) if at not in read]
-            got = fs.cat_ranges(
-                [full] * len(left), starts[left].tolist(), stops[left].tolist(), on_error="return"
-            )
+            ranges = starts[left].tolist(), stops[left].tolist()
+            got = _cat_ranges(fs)([full] * len(left), *ranges, on_error="return")
             failed: BaseException | None = None
             for at, part in zip(left, got, strict=True):
                 try:
@@ -260,6 +260,14 @@ class RemoteStorage(Storage):
             else:
                 files.append(FileInfo(path, int(told["size"]), _stamp(told)))
         return files
+
+
+def _cat_ranges(fs: Any) -> Callable[..., Any]:
+    """What reads ranges; fsspec's simplecache (2026.2) cannot, of files that it has not copied."""
+    import fsspec
+
+    is_broken = "simplecache" in fs.protocol
+    return partial(fsspec.AbstractFileSystem.cat_ranges, fs) if is_broken else fs.cat_ranges
 
 
 def merge_ranges(
