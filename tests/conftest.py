@@ -8,12 +8,16 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-settings.register_profile("zephon", derandomize=True, deadline=None)
-settings.load_profile("zephon")
+settings.register_profile("zephon", derandomize=True, deadline=None, max_examples=50)
+settings.register_profile("long", settings.get_profile("zephon"), max_examples=500)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the full product of long matrices")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("long" if config.getoption("--long") else "zephon")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -664,8 +664,9 @@ def with_a_large_tensor(sample: dict[str, Any]) -> dict[str, Any]:
         ({}, 100),
         ({"num_threads": 1}, 100),
         ({"num_threads": 3}, 100),
-        ({"num_workers": 2}, 100),
-        ({"num_workers": 2, "persistent_workers": True}, 100),
+        ({"num_workers": 2}, 25),
+        ({"num_workers": 2, "persistent_workers": True}, 25),
+        pytest.param({"num_workers": 2}, 100, marks=pytest.mark.long),
     ],
 )
 def test_c17_break_after_one_batch_again_and_again(

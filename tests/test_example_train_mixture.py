@@ -250,6 +250,7 @@ def test_data_of_three_formats_partly_in_a_bucket(
         f"--data=table={disk}/table.parquet",
         f"--data=rows={disk}/rows,dtype=uint16,row_length=65",
         "--weights=web=0.5,table=0.3,rows=0.2",
+        "--steps=60",
     ]
     cache = [f"--cache-dir={tmp_path / 'cache'}", "--cache-limit=10MB"]
     with s3_server(tmp_path) as url:
@@ -261,6 +262,6 @@ def test_data_of_three_formats_partly_in_a_bucket(
         }.items():
             monkeypatch.setenv(name, value)
         expected = finish(tmp_path / "whole", *data, world_size=2)
-        run_and_kill(50, tmp_path / "killed", *data, *cache, "--num-workers=2", world_size=2)
+        run_and_kill(30, tmp_path / "killed", *data, *cache, "--num-workers=2", world_size=2)
         assert finish(tmp_path / "killed", *data, *cache, world_size=1).digest == expected.digest
     assert len(list((tmp_path / "cache").glob("*.shard"))) == 4

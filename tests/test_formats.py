@@ -135,17 +135,17 @@ def test_a_manifest_stands_for_the_files(files: Files, tmp_path: Path) -> None:
 @pytest.mark.parametrize("cached", [False, True], ids=["where it is", "through the cache"])
 @ALL
 def test_files_of_another_machine(files: Files, cached: bool, tmp_path: Path, memory: str) -> None:
-    """A part of the dataset, in worker processes that are forked with the store in memory."""
+    """Parts of the dataset; by workers that are forked with the store in memory, or by a thread."""
     files.write(tmp_path / "a", SHARDS)
     store = fsspec.filesystem("memory")
     store.put(f"{files.path(tmp_path / 'a')}/", f"{memory}/", recursive=True)
     dataset = Dataset.from_path("a", memory, **files.options)
     assert dataset.shard_num_samples.tolist() == [13, 1, 17, 9]
-    cache = {"cache_dir": tmp_path / "cache", "cache_limit": "1GB"} if cached else {}
+    cache = {"cache_dir": tmp_path / "cache", "cache_limit": "1GB", "num_workers": 2}
     parts = dataset.split({"train": 30, "val": 10})
     seen = []
     for part in parts.values():
-        with loader_of(part, files, num_workers=2, **cache) as loader:
+        with loader_of(part, files, **(cache if cached else {})) as loader:
             seen.append([i for batch in loader for i in files.ids_of(batch)])
     assert sorted(seen[0] + seen[1]) == IDS and len(seen[0]) == 30
     if cached:
