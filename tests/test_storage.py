@@ -242,8 +242,6 @@ def test_remote_index_is_kept_and_a_replaced_file_is_noticed(memory: MemoryFileS
             reader.read(np.array([1]))
     memory.pipe("/x.jsonl", b"3\n4\n")
     with pytest.raises(DatasetError, match=r"x.jsonl. changed .* modified at \d+ ns then"):
-        DatasetError, match=r"'memory://x.jsonl' changed .* modified at \d+ ns then"
-    ):
         dataset.open(0)
     with pytest.warns(UserWarning, match="anew"):
         assert list(Dataset.from_path("x", "memory://x.jsonl")) == [3, 4]
