@@ -79,8 +79,10 @@ def children() -> set[int]:
 @pytest.fixture(autouse=True)
 def _leaves_nothing_behind() -> Iterator[None]:
     before = children(), len(reading_threads())
+    gc.freeze()  # what is there already, many libraries in one process, takes seconds to look through
     yield
     gc.collect()
+    gc.unfreeze()
     assert (children(), len(reading_threads())) == before
 
 
