@@ -79,7 +79,7 @@ def children() -> set[int]:
 @pytest.fixture(autouse=True)
 def _leaves_nothing_behind() -> Iterator[None]:
     before = children(), len(reading_threads())
-    gc.freeze()  # what is there already, many libraries in one process, takes seconds to look through
+    gc.freeze()  # what is there already, many libraries in one process, takes seconds to look at
     yield
     gc.collect()
     gc.unfreeze()
