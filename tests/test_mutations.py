@@ -21,7 +21,9 @@ LINES = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in RECO
 
 # where in the file, 0 to 1; what is done there; with which byte
 changes = st.lists(
-    st.tuples(st.floats(0, 1), st.sampled_from("change cut insert drop zero".split()), st.binary()),
+    st.tuples(
+        st.floats(0, 1), st.sampled_from("nudge change cut insert drop zero".split()), st.binary()
+    ),
     min_size=1,
     max_size=4,
 )
@@ -34,6 +36,9 @@ def mutated(content: bytes, todo: list[tuple[float, str, bytes]]) -> bytes:
             content = content[:at]
         elif how == "drop":
             content = content[:at] + content[at + 1 :]
+        elif how == "nudge" and content:  # the lowest byte of a number: an index off by a byte
+            at = min(at, len(content) - 1) // 8 * 8
+            content = content[:at] + bytes([(content[at] + 1) % 256]) + content[at + 1 :]
         elif how == "zero":
             content = content[:at] + bytes(min(8, len(content) - at)) + content[at + 8 :]
         else:

@@ -12,6 +12,7 @@ import traceback
 import zipfile
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
@@ -292,3 +293,21 @@ def caught(dataset: Dataset, errors: list[Exception]) -> None:
         read_all(dataset)
     except Exception as error:
         errors.append(error)
+
+
+def test_a_manifest_stands_for_a_web_folder_that_cannot_be_listed(
+    store: WebStore, tmp_path: Path
+) -> None:
+    content = store.files.pop("/d/x.jsonl")
+    local = tmp_path / "local"
+    local.mkdir()
+    for number in range(2):
+        (local / f"{number}.jsonl").write_bytes(content)
+        store.files[f"/w/{number}.jsonl"] = content
+        modified = os.stat(local / f"{number}.jsonl").st_mtime
+        store.headers[f"/w/{number}.jsonl"] = {"Last-Modified": formatdate(modified, usegmt=True)}
+    with pytest.raises(DatasetError, match="no file or folder"):
+        Dataset.from_path("x", f"{store.url}/w")
+    Dataset.from_path("x", local).save_manifest(tmp_path / "x.zman")
+    dataset = Dataset.from_manifest("x", tmp_path / "x.zman", root=f"{store.url}/w")
+    assert ids_of(dataset) == IDS * 2

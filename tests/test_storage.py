@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from zephon_torch.errors import ConfigurationError, DatasetError, RecordError
 from zephon_torch.io import Dataset
-from zephon_torch.io.files import StoredFile
+from zephon_torch.io.files import StoredFile, describe_change
 from zephon_torch.io.formats import jsonl
 from zephon_torch.io.storage import connect, merge_ranges
 
@@ -367,3 +367,25 @@ def test_local_ranges_read_like_remote_ones(tmp_path: Path, memory: MemoryFileSy
         assert storage.read("x", 1, 3) == b"bc"
         file = StoredFile(storage, *storage.info("x"))
         assert b"".join(file.blocks(4)) == b"abcdef"
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "is_changed"),
+    [
+        (5_000_000_123, 5_000_000_123, False),
+        (5_000_000_123, 5_000_000_124, True),
+        (5_000_000_123, 5_000_000_000, False),  # a server that tells seconds
+        (5_000_000_000, 5_999_999_999, False),
+        (5_000_000_123, 6_000_000_000, True),
+        (5_999_999_999, 6_000_000_000, True),
+        (-7, -7, False),
+        (-7, -8, True),
+        (-7, 5_000_000_000, False),  # an ETag and a time do not compare
+        (0, 5_000_000_000, False),
+    ],
+)
+def test_stamps_are_compared_as_far_as_a_store_tells_them(
+    then: int, now: int, is_changed: bool
+) -> None:
+    assert bool(describe_change(10, then, 10, now)) == is_changed
+    assert describe_change(10, then, 11, now) == "10 bytes then, 11 now"

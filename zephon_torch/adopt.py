@@ -27,8 +27,8 @@ def as_source(
     Several come as a mapping by name, or as a list of :class:`~zephon_torch.io.Dataset`.
 
     Raises:
-        ConfigurationError: options that a work source has of its own, a mapping without a mixture,
-            or an iterable-style dataset.
+        ConfigurationError: options that a work source has of its own, several datasets without a
+            mixture, or an iterable-style dataset.
     """
     if isinstance(dataset, WorkSource):
         _refuse_own_options(mixture=mixture, seed=seed, shuffle=shuffle)

@@ -178,9 +178,17 @@ def describe_change(num_bytes: int, stamp: int, num_bytes_now: int, stamp_now: i
         return f"{num_bytes:,} bytes then, {num_bytes_now:,} now"
     # A store may tell the ETag in one call and only the time in another: these do not compare.
     is_comparable = np.sign(stamp) * np.sign(stamp_now) > 0
-    if is_comparable and stamp != stamp_now:
+    if is_comparable and not _is_same(stamp, stamp_now):
         return "another ETag" if stamp < 0 else f"modified at {stamp} ns then, at {stamp_now} now"
     return ""
+
+
+def _is_same(stamp: int, other: int) -> bool:
+    """Whether two stamps of a kind are one; web servers and some disks tell only seconds."""
+    if stamp == other or stamp < 0:
+        return stamp == other
+    (seconds, rest), (other_seconds, other_rest) = (divmod(s, 10**9) for s in (stamp, other))
+    return seconds == other_seconds and 0 in (rest, other_rest)
 
 
 def is_ignored(name: str) -> bool:

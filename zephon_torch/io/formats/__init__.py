@@ -65,7 +65,10 @@ class FolderFormat(Format, Protocol):
 
 
 class AlikeFormat(Protocol):
-    """A format whose files must be alike, in their columns say: they are counted together."""
+    """A format whose files must be alike, in their columns say.
+
+    Its files are counted together, by this in place of `Format.count` and `Format.scan`.
+    """
 
     def count_all(
         self, files: Sequence[StoredFile], options: Any, advance: Callable[[int], object]

@@ -59,15 +59,12 @@ class Options:
         return " ".join(known) or None
 
 
-def count(file: StoredFile, options: Options) -> int:
-    """Count the rows: of ``.bin`` files by their size, of ``.npy`` files by their header."""
-    return _layout(file, options).num_rows
-
-
 def count_all(
     files: Sequence[StoredFile], options: Options, advance: Callable[[int], object]
 ) -> list[int]:
     """Count the rows of files that must have rows of one length.
+
+    Those of ``.bin`` files by their size, of ``.npy`` files by their header.
 
     Raises:
         DatasetError: Two files differ.
@@ -83,11 +80,6 @@ def count_all(
             )
         advance(file.num_bytes)
     return [layout.num_rows for layout in layouts]
-
-
-def scan(file: StoredFile, options: Options, advance: Callable[[int], object]) -> int:
-    """Count the rows, as `count` does."""
-    return count(file, options)
 
 
 def open_reader(file: StoredFile, options: Options, dataset: str, num_samples: int) -> Reader:
