@@ -23,7 +23,7 @@ from toys import as_list, batches, flat, ids, memory, mixture_of, one, three_in_
 from zephon_torch import DataLoader
 from zephon_torch.errors import ZephonError
 from zephon_torch.io import Dataset
-from zephon_torch.nodes import fetch
+from zephon_torch.nodes import opened
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -41,8 +41,8 @@ def test_threads_share_one_limit_of_open_shards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each shard takes descriptors, of which a process has 1,024 mostly."""
-    monkeypatch.setattr(fetch, "_MAX_OPEN", 12)
-    monkeypatch.setattr(fetch, "_MIN_OPEN", 2)
+    monkeypatch.setattr(opened, "_MAX_OPEN", 12)
+    monkeypatch.setattr(opened, "_MIN_OPEN", 2)
     dataset = Dataset.from_path("web", write_shards(tmp_path / "web", [2] * 60))
     expected: list[int] = []
     for num_threads in (0, 1, 4):

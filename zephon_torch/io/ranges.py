@@ -23,6 +23,9 @@ View: TypeAlias = bytes | memoryview
 # read would double the requests.
 _TRUSTED_SECONDS = 60.0
 _MAP_TRUSTED_SECONDS = 1.0
+# The sizes of maps that are read together are compared this often, or less often where that would
+# take more than a hundredth of the time.
+_SIZES_TRUSTED_SECONDS = 0.02
 
 
 class Ranges(Protocol):
@@ -187,6 +190,35 @@ class FileMap:
                 f"{self._file.url!r} was written to while it was open; make the dataset anew, and "
                 "write new files beside old ones while a run is under way"
             )
+
+
+class WatchedMaps:
+    """Maps that are touched again and again, too often to compare their sizes each time."""
+
+    def __init__(self) -> None:
+        self._maps: dict[int, FileMap] = {}
+        self._trusted_until = 0.0
+
+    def add(self, number: int, content: FileMap) -> None:
+        """Watch one more, which was checked just now."""
+        self._maps[number] = content
+
+    def remove(self, number: int) -> None:
+        """Watch it no longer."""
+        del self._maps[number]
+
+    def check(self) -> None:
+        """Compare all sizes, once in a while.
+
+        Raises:
+            DatasetError: A file was cut short or written over.
+        """
+        begun = time.monotonic()
+        if begun > self._trusted_until:
+            for content in self._maps.values():
+                content.content()
+            now = time.monotonic()
+            self._trusted_until = now + max(_SIZES_TRUSTED_SECONDS, 100 * (now - begun))
 
 
 def check_size(file: StoredFile, num_bytes: int) -> None:

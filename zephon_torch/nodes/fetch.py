@@ -1,22 +1,18 @@
 """Reads the samples that pointers point to.
 
-Pointers are grouped by shard, each group is read at once, and the samples come back in the order of
-the pointers. Readers are opened by the process and thread that uses them: nothing open crosses a
-fork, and two threads never share a handle. A reader of a copy holds its place in the cache, so it
-is closed as soon as some batches came without it.
+Where all records can be read in one call, whatever their shards (see `ShardGroup`), they are. Else
+pointers are grouped by shard, each group is read at once, and the samples come back in the order of
+the pointers. Reading shard by shard is also what says what is wrong when reading together fails.
 """
 
 from __future__ import annotations
 
-import os
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, TypeAlias
-from weakref import WeakValueDictionary
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from zephon_torch.arithmetic.permutation import Int64Array
 from zephon_torch.errors import RecordError, WorkerError
@@ -24,11 +20,8 @@ from zephon_torch.io.content import directly
 from zephon_torch.io.copies import CopyReader, ShardCopies
 from zephon_torch.io.dataset import Dataset, Reader, Samples, samples_of
 from zephon_torch.io.files import StoredFile
+from zephon_torch.nodes.opened import OfThisThread, OpenReaders
 from zephon_torch.work.plan import Pointers
-
-_MAX_OPEN = 192  # readers kept open by all threads: each takes two to four descriptors
-_MIN_OPEN = 8  # but by each thread
-_MAX_IDLE_CALLS = 8  # through which a reader holds its copy unused
 
 
 class Fetcher:
@@ -41,9 +34,9 @@ class Fetcher:
 
     def __init__(self, datasets: Sequence[Dataset], copies: ShardCopies | None = None) -> None:
         self.datasets, self.copies = tuple(datasets), copies
-        self._has_one_shard = [len(d.shard_num_samples) for d in self.datasets] == [1]
+        self._shards = _Shards(self.datasets, self.copies)
         self._parts = [number for number, d in enumerate(self.datasets) if d.is_part]
-        self._open = _OpenReaders()
+        self._opened = OfThisThread(self._shards.open_readers)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"datasets": self.datasets, "copies": self.copies}
@@ -58,19 +51,25 @@ class Fetcher:
             RecordError: a record that cannot be decoded. What an in-memory or torch dataset raises
                 comes as it is, with a note that names the samples that were read.
         """
-        shards, datasets = pointers.shard, pointers.dataset
         if not len(pointers):
             return []
-        if self.copies is not None:
-            self._open.close_idle()
+        opened = self._opened.get()
+        opened.begin()
         records = self._records(pointers)
-        if self._has_one_shard or not len(_edges(datasets, shards)):
-            return self._read_shard(int(datasets[0]), int(shards[0]), records)
-        groups = list(_by_shard(datasets, shards))
+        numbers = self._shards.numbers(pointers)
+        if self._shards.num_shards == 1:
+            return self._read_shard(opened, 0, records)
+        groups = opened.groups_of(numbers)
+        if groups is None:
+            return self._read_by_shard(opened, numbers, records)
+        if not np.count_nonzero(groups != groups[0]):
+            return self._read_group(opened, int(groups[0]), numbers, records)
+        places = list(_by_number(groups))
         parts = [
-            self._read_shard(int(datasets[g[0]]), int(shards[g[0]]), records[g]) for g in groups
+            self._read_group(opened, int(groups[here[0]]), numbers[here], records[here])
+            for here in places
         ]
-        return _in_order(groups, parts, len(pointers))
+        return _in_order(places, parts, len(pointers))
 
     def name(self, dataset: int, shard: int, sample: int) -> str:
         """A sample in words, for messages."""
@@ -82,7 +81,7 @@ class Fetcher:
 
     def close(self) -> None:
         """Close the readers of this thread."""
-        self._open.close()
+        self._opened.get().close()
 
     def _records(self, pointers: Pointers) -> Int64Array:
         """Record numbers of samples: for parts of datasets, mapped for all shards at once."""
@@ -94,106 +93,88 @@ class Fetcher:
                 records[here] = self.datasets[number].records(pointers.shard[here], records[here])
         return records
 
-    def _read_shard(self, dataset: int, shard: int, records: Int64Array) -> Samples:
+    def _read_group(
+        self, opened: OpenReaders, group: int, numbers: Int64Array, records: Int64Array
+    ) -> Samples:
+        if group >= 0:
+            try:
+                return opened.group(group).read(numbers, records)
+            except Exception:  # what is wrong, and where, is found out shard by shard
+                pass
+        return self._read_by_shard(opened, numbers, records)
+
+    def _read_by_shard(
+        self, opened: OpenReaders, numbers: Int64Array, records: Int64Array
+    ) -> Samples:
+        places = list(_by_number(numbers))
+        parts = []
+        for here in places:
+            number = int(numbers[here[0]])
+            parts.append(self._read_shard(opened, number, records[here]))
+        return parts[0] if len(parts) == 1 else _in_order(places, parts, len(numbers))
+
+    def _read_shard(self, opened: OpenReaders, number: int, records: Int64Array) -> Samples:
         reader: Reader | None = None
         try:
-            reader = self._reader(dataset, shard)
+            reader = opened.get(number)
             return reader.read(records)
         except RecordError:
             if not isinstance(reader, CopyReader):  # a file that changed is no bad record to skip
-                self.datasets[dataset].check_unchanged(shard)
+                self._shards.check_unchanged(number)
             raise
         except StopIteration as error:  # would end the epoch of whoever asks, without a word
+            name = self._record_name(*self._shards.of(number), int(records[0]))
             raise WorkerError(
-                f"{self._record_name(dataset, shard, int(records[0]))}: reading raised "
-                "StopIteration; a plain next() in the dataset ran dry, give next() a default"
+                f"{name}: reading raised StopIteration; a plain next() in the dataset ran dry, "
+                "give next() a default"
             ) from error
         except Exception as error:
+            dataset, shard = self._shards.of(number)
             held = self.datasets[dataset]
             error.add_note(f"while reading dataset {held.name!r}, shard {held.shard_path(shard)}")
             raise
 
-    def _reader(self, dataset: int, shard: int) -> Reader:
-        readers = self._open.of_this_process()
-        key = (dataset, shard)
-        reader = readers.get(key)
-        if reader is None:
-            through = directly if self.copies is None else self._open_copy
-            reader = self.datasets[dataset].open_records(shard, through)
-            readers[key] = reader
-            while len(readers) > _MIN_OPEN and _num_open() > _MAX_OPEN:
-                readers.popitem(last=False)[1].close()
-        else:
-            readers.move_to_end(key)
-        if isinstance(reader, CopyReader):
-            self._open.note_use(key)
-        return reader
 
-    def _open_copy(self, file: StoredFile, open_file: Callable[[StoredFile], Reader]) -> Reader:
-        assert self.copies is not None
-        return self.copies.open(file, open_file, self._open.make_way)
+class _Shards:
+    """The shards of all datasets, numbered through. Holds nothing open."""
 
+    def __init__(self, datasets: Sequence[Dataset], copies: ShardCopies | None) -> None:
+        self._datasets, self._copies = datasets, copies
+        self._stops = np.cumsum([dataset.num_shards for dataset in datasets])
+        self._firsts = self._stops - [dataset.num_shards for dataset in datasets]
+        self.num_shards = int(self._stops[-1])
 
-_Readers: TypeAlias = OrderedDict[tuple[int, int], Reader]
-_of_all_threads: WeakValueDictionary[int, _Readers] = WeakValueDictionary()
+    def numbers(self, pointers: Pointers) -> Int64Array:
+        """Number of the shard of each pointer."""
+        if len(self._datasets) == 1:
+            return pointers.shard
+        numbers: Int64Array = self._firsts[pointers.dataset] + pointers.shard
+        return numbers
 
+    def of(self, number: int) -> tuple[int, int]:
+        """Dataset of a shard, and its number in it."""
+        dataset = int(np.searchsorted(self._stops, number, side="right"))
+        return dataset, number - int(self._firsts[dataset])
 
-def _num_open() -> int:
-    """Readers that this process has open, in whatever thread and for whatever fetcher."""
-    tables = [reference() for reference in _of_all_threads.valuerefs()]
-    return sum(len(readers) for readers in tables if readers is not None)
+    def check_unchanged(self, number: int) -> None:
+        """Raise DatasetError if the file is not as it was."""
+        dataset, shard = self.of(number)
+        self._datasets[dataset].check_unchanged(shard)
 
+    def open_readers(self) -> OpenReaders:
+        """A table without any reader open."""
+        return OpenReaders(self.num_shards, self._open)
 
-def _new_readers() -> _Readers:
-    readers: _Readers = OrderedDict()
-    _of_all_threads[id(readers)] = readers
-    return readers
+    def _open(self, number: int, make_way: Callable[[], bool]) -> Reader:
+        dataset, shard = self.of(number)
+        if self._copies is None:
+            return self._datasets[dataset].open_records(shard, directly)
+        copies = self._copies
 
+        def open_copy(file: StoredFile, open_file: Callable[[StoredFile], Reader]) -> Reader:
+            return copies.open(file, open_file, make_way)
 
-class _OpenReaders(threading.local):
-    """Readers of one thread, least recently used first. Empty again after a fork."""
-
-    def __init__(self) -> None:
-        self._pid = os.getpid()
-        self._readers = _new_readers()
-        self._calls = 0
-        self._used: OrderedDict[tuple[int, int], int] = OrderedDict()  # readers of copies
-
-    def of_this_process(self) -> _Readers:
-        if self._pid != os.getpid():
-            self._pid, self._readers, self._used = os.getpid(), _new_readers(), OrderedDict()
-        return self._readers
-
-    def note_use(self, key: tuple[int, int]) -> None:
-        """A reader of a copy is used in this call."""
-        self._used[key] = self._calls
-        self._used.move_to_end(key)
-
-    def close_idle(self) -> None:
-        """Begin another call; close readers of copies that the last ones did not use."""
-        self.of_this_process()
-        self._calls += 1
-        while self._close_unused(_MAX_IDLE_CALLS):
-            pass
-
-    def make_way(self) -> bool:
-        """Close a reader of a copy that neither this call nor the one before it used."""
-        return self._close_unused(1)
-
-    def _close_unused(self, num_calls: int) -> bool:
-        if not self._used or self._calls - next(iter(self._used.values())) <= num_calls:
-            return False
-        key, _ = self._used.popitem(last=False)
-        reader = self._readers.pop(key, None)
-        if reader is not None:
-            reader.close()
-        return True
-
-    def close(self) -> None:
-        for reader in self.of_this_process().values():
-            reader.close()
-        self._readers.clear()
-        self._used.clear()
+        return self._datasets[dataset].open_records(shard, open_copy)
 
 
 def _in_order(groups: Sequence[Int64Array], parts: Sequence[Samples], length: int) -> Samples:
@@ -211,14 +192,9 @@ def _in_order(groups: Sequence[Int64Array], parts: Sequence[Samples], length: in
     return samples
 
 
-def _by_shard(datasets: Int64Array, shards: Int64Array) -> list[Int64Array]:
-    """Indices of the pointers of each shard, in the order in which they came."""
-    order = np.lexsort((shards, datasets))
-    edges = _edges(datasets[order], shards[order]).tolist()
-    return [order[start:stop] for start, stop in pairwise((0, *edges, len(order)))]
-
-
-def _edges(datasets: Int64Array, shards: Int64Array) -> Int64Array:
-    """Where a pointer is of another shard than the one before it."""
-    differs = (datasets[1:] != datasets[:-1]) | (shards[1:] != shards[:-1])
-    return np.flatnonzero(differs) + 1
+def _by_number(numbers: npt.NDArray[Any]) -> Iterator[Int64Array]:
+    """Places of each number, in the order in which they came."""
+    order = np.argsort(numbers, kind="stable")
+    edges = np.flatnonzero(np.diff(numbers[order])) + 1
+    for start, stop in pairwise((0, *edges.tolist(), len(order))):
+        yield order[start:stop]

@@ -30,7 +30,8 @@ import numpy.typing as npt
 from zephon_torch.errors import ConfigurationError, DatasetError, RecordError
 from zephon_torch.io.files import StoredFile
 from zephon_torch.io.formats.reader import Reader, check_bounds
-from zephon_torch.io.formats.rows import RowLayout, RowReader
+from zephon_torch.io.formats.row_layout import RowLayout
+from zephon_torch.io.formats.rows import RowReader
 from zephon_torch.io.formats.tokens import check_row_length
 from zephon_torch.io.ranges import Ranges, RequestedFile, open_ranges
 

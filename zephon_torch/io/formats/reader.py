@@ -38,6 +38,45 @@ class Reader(Protocol):
         ...
 
 
+class ShardGroup(Protocol):
+    """Open shards of one kind, of any datasets, whose records are read in one call.
+
+    Belongs to one thread. Shards have numbers, given by who opens them. A group needs to name
+    nothing in its errors: who reads through it then reads shard by shard, which does.
+    """
+
+    def add(self, number: int, reader: Any) -> None:
+        """Take in a reader of the group's kind."""
+        ...
+
+    def remove(self, number: int) -> None:
+        """Forget a reader that is about to be closed."""
+        ...
+
+    def read(self, numbers: npt.NDArray[np.int64], samples: npt.NDArray[np.int64]) -> Samples:
+        """Records of shards that were all added; see `Reader.read`.
+
+        Args:
+            numbers: int64[n], numbers of shards.
+            samples: int64[n], record numbers within them.
+
+        Raises:
+            Exception: Any, if a record cannot be read.
+        """
+        ...
+
+
+class GroupKind(Protocol):
+    """What readers must have in common to be read in one call: hashable, equal if they have.
+
+    A reader that can be read so names its kind as ``group_kind``.
+    """
+
+    def make(self, num_shards: int) -> ShardGroup:
+        """A new group, of shards numbered from 0."""
+        ...
+
+
 def samples_of(read: Samples) -> Samples:
     """What users see of what a reader gave: whole numbers in rows are int64."""
     if isinstance(read, np.ndarray) and read.dtype.kind in "iu":

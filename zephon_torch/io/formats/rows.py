@@ -6,40 +6,19 @@ them: unsigned 64-bit numbers that fit, in the byte order of this machine.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from zephon_torch.errors import DatasetError, RecordError
+from zephon_torch.errors import RecordError
 from zephon_torch.io.files import StoredFile
+from zephon_torch.io.formats.mapped_rows import MappedRows, RowGroupKind
 from zephon_torch.io.formats.reader import check_bounds
-from zephon_torch.io.ranges import FileMap, RequestedFile
+from zephon_torch.io.formats.row_layout import RowLayout
+from zephon_torch.io.ranges import RequestedFile
 
 Array: TypeAlias = npt.NDArray[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class RowLayout:
-    """Where rows stand in a file.
-
-    Attributes:
-        dtype: Of the values as stored; any byte order.
-        row_length: Values of a row, at least 1.
-        start: Byte at which row 0 starts.
-        num_rows: Rows that follow each other without a gap.
-    """
-
-    dtype: np.dtype[Any]
-    row_length: int
-    start: int
-    num_rows: int
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row."""
-        return self.row_length * self.dtype.itemsize
 
 
 class RowReader:
@@ -56,9 +35,18 @@ class RowReader:
         self._shard = shard
         self._is_native = layout.dtype.isnative
         self._is_uint64 = layout.dtype.newbyteorder("=") == np.uint64
-        self._source: _MappedRows | _RequestedRows = _RequestedRows(file, layout)
+        self._source: MappedRows | _RequestedRows = _RequestedRows(file, layout)
+        self.group_kind: RowGroupKind | None = None
         if file.local_path is not None and layout.num_rows:  # an empty file cannot be mapped
-            self._source = _MappedRows(file, file.local_path, layout)
+            self._source = MappedRows(file, file.local_path, layout)
+            if self._is_native and not self._is_uint64:  # no value has to be looked at
+                self.group_kind = RowGroupKind(layout.dtype, layout.row_length)
+
+    @property
+    def mapped(self) -> MappedRows:
+        """What a group reads of a reader that has a kind."""
+        assert isinstance(self._source, MappedRows)
+        return self._source
 
     def read(self, samples: npt.NDArray[np.int64]) -> Array:
         """Rows by number, (n, row_length), as narrow as they are stored; see `Reader.read`."""
@@ -81,32 +69,6 @@ class RowReader:
                 "int64 cannot hold; store tokens as int64 or narrower"
             )
         return signed
-
-
-class _MappedRows:
-    """Of a local file."""
-
-    def __init__(self, file: StoredFile, path: str, layout: RowLayout) -> None:
-        self._file = file
-        self._map: FileMap | None = FileMap(file, path)
-        self._dtype = layout.dtype
-        # As bytes: numpy would copy all of an array whose values are not aligned.
-        content = np.frombuffer(
-            self._map.content(), np.uint8, layout.num_rows * layout.row_bytes, layout.start
-        )
-        self._rows: Array | None = content.reshape(layout.num_rows, layout.row_bytes)
-
-    def take(self, samples: npt.NDArray[np.int64]) -> Array:
-        if self._map is None or self._rows is None:
-            raise DatasetError(f"the reader of {self._file.url!r} is closed")
-        self._map.content()  # checks it
-        return self._rows.take(samples, 0).view(self._dtype)
-
-    def close(self) -> None:
-        self._rows = None  # a map that an array looks into cannot be closed
-        if self._map is not None:
-            self._map.close()
-            self._map = None
 
 
 class _RequestedRows:

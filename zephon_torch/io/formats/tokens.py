@@ -22,7 +22,8 @@ import numpy.typing as npt
 from zephon_torch.errors import ConfigurationError, DatasetError
 from zephon_torch.io.files import StoredFile
 from zephon_torch.io.formats.reader import Reader
-from zephon_torch.io.formats.rows import RowLayout, RowReader
+from zephon_torch.io.formats.row_layout import RowLayout
+from zephon_torch.io.formats.rows import RowReader
 
 _MAX_ROW_LENGTH = 1 << 31
 _MAX_HEADER_BYTES = 12 + 10_000  # numpy's parser refuses more characters
