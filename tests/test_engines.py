@@ -51,8 +51,8 @@ def test_threads_share_one_limit_of_open_shards(
             for batch in loader:
                 seen += batch["id"].tolist()
                 maps = Path("/proc/self/maps").read_text().splitlines()
-                opened = [line for line in maps if str(tmp_path) in line and line[-6:] == ".jsonl"]
-                assert len(opened) <= 12 + 2 * num_threads
+                shards = [line for line in maps if str(tmp_path) in line and line[-6:] == ".jsonl"]
+                assert len(shards) <= 12 + 2 * num_threads
         expected = expected or seen
         assert seen == expected and sorted(seen) == list(range(120))
 

@@ -23,7 +23,7 @@ from zephon_torch.io.cache import Held
 from zephon_torch.io.copies import ShardCopies
 from zephon_torch.io.dataset import Dataset
 from zephon_torch.io.files import StoredFile
-from zephon_torch.work.splitter import WorkItem
+from zephon_torch.work.items import WorkItem
 
 _NUM_THREADS = 4
 _MAX_STEPS = 256  # looked ahead

@@ -25,8 +25,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from zephon_torch.errors import ConfigurationError, StateError
+from zephon_torch.work.items import WorkItem
 from zephon_torch.work.progress import Progress
-from zephon_torch.work.splitter import ChunkSplitter, WorkItem
+from zephon_torch.work.splitter import ChunkSplitter
 
 
 @dataclass(frozen=True, slots=True)

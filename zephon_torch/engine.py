@@ -11,14 +11,18 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
+from zephon_torch.io.dataset import Samples
 from zephon_torch.nodes.made import Made
 from zephon_torch.nodes.pipeline import Pipeline
-from zephon_torch.work.splitter import WorkItem
+from zephon_torch.nodes.window import Windows
+from zephon_torch.work.items import WorkItem
 from zephon_torch.workers import WorkerEngine, WorkerOptions
+
+_Window: TypeAlias = Sequence[WorkItem]
 
 
 class Run(Protocol):
@@ -64,69 +68,88 @@ def make_engine(
         pipeline: what to run.
         num_threads: None: one thread that reads ahead, or none for datasets in memory; 0: inline;
             N: N threads that also run user code.
-        depth: batches in flight; None: 2, or with several threads two more than these.
+        depth: batches in flight; None: 2 windows, or with several threads two more than these.
         workers: worker processes, if their number is not 0.
     """
     if workers.num_workers:
         return WorkerEngine(pipeline, workers)
     formats = {dataset.format for dataset in pipeline.fetcher.datasets}
     if num_threads == 0 or (num_threads is None and formats <= _IN_MEMORY):
-        return InlineEngine(pipeline)
-    threads = num_threads or 1
+        return InlineEngine(pipeline, Windows.over(pipeline.fetcher, only_reads=False))
+    threads, finish_here = num_threads or 1, num_threads is None
+    only_reads = finish_here or not pipeline.has_user_code
+    windows = Windows.over(pipeline.fetcher, only_reads=only_reads)
+    if depth is None:
+        depth = _DEPTH if threads == 1 else threads + 2
+    else:
+        windows = windows.at_most(depth // 2)
+        depth = max(1, depth // windows.num_batches)
     return ThreadEngine(
-        pipeline,
-        num_threads=threads,
-        depth=depth or (_DEPTH if threads == 1 else threads + 2),
-        finish_here=num_threads is None,
+        pipeline, windows, num_threads=threads, depth=depth, finish_here=finish_here
     )
 
 
 class InlineEngine:
-    """Everything in the caller's thread, one batch at a time."""
+    """Everything in the caller's thread, one batch at a time.
 
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
+    Args:
+        pipeline: what to run.
+        windows: of batches that are read together; each is finished when it is asked for.
+    """
+
+    def __init__(self, pipeline: Pipeline, windows: Windows) -> None:
+        self._pipeline, self._windows = pipeline, windows
 
     def run(self, items: Iterator[WorkItem], seed: int) -> Run:
         """Begin a pass."""
-        return _InlineRun(self._pipeline, items)
+        return _InlineRun(self._pipeline, self._windows.cut(items))
 
     def close(self) -> None:
         """Nothing to end."""
 
 
 class _InlineRun:
-    def __init__(self, pipeline: Pipeline, items: Iterator[WorkItem]) -> None:
-        self._pipeline, self._items = pipeline, items
+    def __init__(self, pipeline: Pipeline, windows: Iterator[Sequence[WorkItem]]) -> None:
+        self._pipeline, self._windows = pipeline, windows
+        self._ready: deque[tuple[WorkItem, Samples | Exception]] = deque()
 
     def __next__(self) -> tuple[WorkItem, Made | Exception]:
-        item = next(self._items)
-        try:
-            return item, self._pipeline(item)
-        except Exception as error:
-            return item, error
+        if not self._ready:
+            items = next(self._windows)
+            self._ready.extend(zip(items, self._pipeline.read_window(items), strict=True))
+        item, read = self._ready.popleft()
+        if isinstance(read, Exception):
+            return item, read
+        return item, self._pipeline.finish_or_why_not(item, read)
 
     def close(self) -> None:
-        pass
+        self._ready.clear()
 
 
 class ThreadEngine:
-    """Background threads of this process, `depth` batches ahead.
+    """Background threads of this process, `depth` windows ahead.
 
     Args:
         pipeline: what to run.
+        windows: of batches that a thread makes in one go.
         num_threads: threads.
-        depth: batches in flight.
+        depth: windows in flight.
         finish_here: run user code (transform, collate) in the consumer's thread, so that only
             reading and decoding happen beside it. User code in a thread would race with the model
             for global random state, and would miss the consumer's grad and autocast modes.
     """
 
     def __init__(
-        self, pipeline: Pipeline, *, num_threads: int, depth: int, finish_here: bool
+        self,
+        pipeline: Pipeline,
+        windows: Windows,
+        *,
+        num_threads: int,
+        depth: int,
+        finish_here: bool,
     ) -> None:
-        self._pipeline, self._num_threads, self._depth = pipeline, num_threads, depth
-        self._finish_here = finish_here
+        self._pipeline, self._windows = pipeline, windows
+        self._num_threads, self._depth, self._finish_here = num_threads, depth, finish_here
         self._pool: ThreadPoolExecutor | None = None
         self._pid = 0
 
@@ -135,14 +158,15 @@ class ThreadEngine:
 
     def run(self, items: Iterator[WorkItem], seed: int) -> Run:
         """Begin a pass."""
-        return _ThreadRun(self, self._pipeline, items, self._depth, self._finish_here)
+        windows = self._windows.cut(items)
+        return _ThreadRun(self, self._pipeline, windows, self._depth, self._finish_here)
 
-    def submit(self, function: Callable[[WorkItem], Any], item: WorkItem) -> Future[Any]:
+    def submit(self, function: Callable[[_Window], Any], window: _Window) -> Future[Any]:
         """Queue one call. The pool is made anew after a fork, where its threads do not exist."""
         if self._pool is None or self._pid != os.getpid():
             self._pid = os.getpid()
             self._pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="zephon-reader")
-        return self._pool.submit(_unless_exiting, function, item)
+        return self._pool.submit(_unless_exiting, function, window)
 
     def close(self) -> None:
         """Wait for the batches in flight and end the threads."""
@@ -156,56 +180,69 @@ class _ThreadRun:
         self,
         engine: ThreadEngine,
         pipeline: Pipeline,
-        items: Iterator[WorkItem],
+        windows: Iterator[_Window],
         depth: int,
         finish_here: bool,
     ) -> None:
-        self._engine, self._pipeline, self._items = engine, pipeline, items
-        self._function = pipeline.read if finish_here else pipeline.__call__
+        self._engine, self._pipeline, self._windows = engine, pipeline, windows
+        self._function = pipeline.read_window if finish_here else pipeline.make_window
         self._depth, self._finish_here = depth, finish_here
-        self._in_flight: deque[tuple[WorkItem, Future[Any]]] = deque()
+        self._in_flight: deque[tuple[_Window, Future[Any]]] = deque()
+        self._ready: deque[tuple[WorkItem, Any]] = deque()
         self._pid = os.getpid()
         weakref.finalize(self, _cancel, self._in_flight)  # whoever drops the run wants no more
 
     def __next__(self) -> tuple[WorkItem, Made | Exception]:
+        if not self._ready:
+            self._take_window()
+        item, result = self._ready.popleft()
+        if not self._finish_here or isinstance(result, Exception):
+            return item, result
+        return item, self._pipeline.finish_or_why_not(item, result)
+
+    def _take_window(self) -> None:
+        """Wait for the next window, after seeing to it that others follow."""
         if self._pid != os.getpid():
             self._submit_again()
         while len(self._in_flight) < self._depth:
-            item = next(self._items, None)
-            if item is None:
+            window = next(self._windows, None)
+            if window is None:
                 break
-            self._in_flight.append((item, self._engine.submit(self._function, item)))
+            self._in_flight.append((window, self._engine.submit(self._function, window)))
         if not self._in_flight:
             raise StopIteration
-        item, future = self._in_flight.popleft()
+        window, future = self._in_flight.popleft()
         failure = future.exception()  # in no `try`: a signal's handler may raise while this waits
-        if isinstance(failure, Exception):
-            return item, failure
-        if not self._finish_here or failure is not None:
-            return item, future.result()
-        try:
-            return item, self._pipeline.finish(item, future.result())
-        except Exception as error:
-            return item, error
+        results = future.result() if failure is None else _of_each(failure, window)
+        self._ready.extend(zip(window, results, strict=True))
 
     def _submit_again(self) -> None:
         """After a fork: what was in flight belongs to threads that this process does not have."""
         self._pid = os.getpid()
-        items = [item for item, _ in self._in_flight]
+        windows = [window for window, _ in self._in_flight]
         self._in_flight.clear()
-        self._in_flight.extend((item, self._engine.submit(self._function, item)) for item in items)
+        for window in windows:
+            self._in_flight.append((window, self._engine.submit(self._function, window)))
 
     def close(self) -> None:
+        self._ready.clear()
         _cancel(self._in_flight)
 
 
-def _cancel(in_flight: deque[tuple[WorkItem, Future[Any]]]) -> None:
+def _of_each(failure: BaseException, window: _Window) -> list[Exception]:
+    """An exception of all batches; what is no batch's own is raised."""
+    if not isinstance(failure, Exception):
+        raise failure
+    return [failure] * len(window)
+
+
+def _cancel(in_flight: deque[tuple[_Window, Future[Any]]]) -> None:
     while in_flight:
         in_flight.popleft()[1].cancel()
 
 
-def _unless_exiting(function: Callable[[WorkItem], Any], item: WorkItem) -> Any:
+def _unless_exiting(function: Callable[[_Window], Any], window: _Window) -> Any:
     """Call, but not while the interpreter exits: it would wait for all that is queued."""
     if not threading.main_thread().is_alive():
         raise CancelledError
-    return function(item)
+    return function(window)

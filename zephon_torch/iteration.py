@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from zephon_torch.ahead import Ahead
@@ -19,10 +17,10 @@ from zephon_torch.arithmetic.permutation import text_key
 from zephon_torch.engine import Run
 from zephon_torch.errors import StaleIteratorError, WorldError
 from zephon_torch.io.copies import CacheStats
-from zephon_torch.nodes.made import BadRecord, Made
+from zephon_torch.nodes.made import BadRecord, Made, Mended
 from zephon_torch.prepared import Prepared, prepared
+from zephon_torch.work.items import WorkItem
 from zephon_torch.work.plan import Pointers
-from zephon_torch.work.splitter import WorkItem
 
 if TYPE_CHECKING:
     from zephon_torch.loader import DataLoader
@@ -51,38 +49,37 @@ class LoaderStats:
     bad: list[BadRecord] = field(default_factory=list)
     cache: CacheStats = field(default_factory=CacheStats)
 
-    def count(self, samples: int, bad: Sequence[BadRecord]) -> None:
-        """Count a batch."""
-        self.batches += 1
-        self.samples += samples
+    def note_bad(self, bad: Sequence[BadRecord]) -> None:
+        """Count bad records."""
         self.num_bad += len(bad)
         self.bad += bad[: max(0, _BAD_LISTED - len(self.bad))]
 
 
 class InHand:
-    """What is known of the batch that was handed over last.
-
-    Attributes:
-        pointers: its pointers; None before the first.
-    """
+    """What is known of the batch that was handed over last; made of it when it is asked for."""
 
     def __init__(self) -> None:
-        self.pointers: Pointers | None = None
-        self._real: npt.NDArray[np.bool_] | None = None
+        self._source: WorkItem | Mended | None = None
         self._valid: torch.Tensor | None = None
 
-    def take(self, made: Made) -> None:
+    def take(self, source: WorkItem | Mended) -> None:
         """Hold another one."""
-        self.pointers, self._real, self._valid = made.pointers, made.valid, None
+        self._source, self._valid = source, None
+
+    @property
+    def pointers(self) -> Pointers | None:
+        """Its pointers; None before the first."""
+        return None if self._source is None else self._source.pointers
 
     @property
     def valid(self) -> torch.Tensor | None:
-        """bool[b], which of its samples are real; made when it is asked for."""
-        if self._valid is None and self.pointers is not None:
-            if self._real is None:
-                self._valid = torch.ones(len(self.pointers), dtype=torch.bool)
+        """bool[b], which of its samples are real."""
+        if self._valid is None and self._source is not None:
+            real = self._source.valid
+            if real is None:
+                self._valid = torch.ones(len(self._source.pointers), dtype=torch.bool)
             else:
-                self._valid = torch.from_numpy(self._real.copy())
+                self._valid = torch.from_numpy(real.copy())
         return self._valid
 
 
@@ -107,6 +104,9 @@ class Iteration(Iterator[Any]):
         self._is_over = False  # whether the last batch of the epoch was handed over
         self._ended = False
         self._prepared: Prepared | None = None
+        # batches of worker processes are pinned by torch's own loader
+        is_asked = loader.pin_memory and not loader.num_workers
+        self._pins = is_asked and torch.cuda.is_available()
         self._lock = threading.RLock()
 
     def __next__(self) -> Any:
@@ -120,14 +120,16 @@ class Iteration(Iterator[Any]):
         if self._run is None:
             self._run = self._begin()
         self._check_live()
-        if self._is_adopted and not self._is_under_way:
+        if not self._is_under_way and self._is_adopted:
             self._get_under_way()
         if self._is_cut:  # the batch may be anywhere: go on at its place with a new run
             self._close_run()
             self._run = self._run_from(self._place)
         self._is_cut = True
         item, made = self._receive(self._run)
-        batch = self._pinned(made.data)
+        batch = made.data
+        if self._pins:
+            batch = torch.utils.data._utils.pin_memory.pin_memory(batch)  # type: ignore[no-untyped-call]
         if self._prepared is not None:
             batch = self._prepared.hand_over(batch, is_last=item.is_last)
         self._loader.stats.wait_seconds += time.perf_counter() - begun
@@ -252,9 +254,8 @@ class Iteration(Iterator[Any]):
             )
 
     def _adopt(self) -> None:
-        if not self._is_adopted:
-            self._cursor.adopt(*self._start)
-            self._is_adopted = True
+        self._cursor.adopt(*self._start)
+        self._is_adopted = True
 
     def _end(self) -> None:
         self._ended = True
@@ -262,22 +263,21 @@ class Iteration(Iterator[Any]):
             self._ahead.close()
         if self._prepared is not None:
             self._prepared.end()
-        self._adopt()
+        if not self._is_adopted:
+            self._adopt()
         if not self._is_over:  # its last batch was one that could not be made
             self._cursor.end_epoch(self._start[0])
 
-    def _pinned(self, batch: Any) -> Any:
-        loader = self._loader
-        if not loader.pin_memory or loader.num_workers or not torch.cuda.is_available():
-            return batch  # worker batches are pinned by torch's own loader
-        return torch.utils.data._utils.pin_memory.pin_memory(batch)  # type: ignore[no-untyped-call]
-
     def _count(self, item: WorkItem, made: Made) -> None:
         """Count a batch that is handed over."""
-        real = len(made.pointers) if made.valid is None else int(made.valid.sum())
-        self._loader._in_hand.take(made)
-        self._loader.stats.count(real, made.bad)
-        self._adopt()
+        stats, source = self._loader.stats, item if made.mended is None else made.mended
+        if made.mended is not None:
+            stats.note_bad(made.mended.bad)
+        stats.batches += 1
+        stats.samples += source.num_samples if source.valid is None else int(source.valid.sum())
+        self._loader._in_hand.take(source)
+        if not self._is_adopted:
+            self._adopt()
         if self._ahead is not None:
             self._ahead.reached(item)
         self._is_over = item.is_last

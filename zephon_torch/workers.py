@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 import torch.utils.data
@@ -29,7 +29,7 @@ from zephon_torch.errors import WorkerError
 from zephon_torch.nodes.made import Made
 from zephon_torch.nodes.pipeline import Pipeline
 from zephon_torch.sending import Parcel, cannot_start
-from zephon_torch.work.splitter import WorkItem
+from zephon_torch.work.items import WorkItem
 
 _WORKER_DIED = "DataLoader worker"  # how torch's messages begin
 _TIMED_OUT = "DataLoader timed out"
@@ -200,8 +200,7 @@ class _WorkerRun:
             return None, self._of_no_batch(error)
         self._engine.is_sound = True
         if not isinstance(made, _Failure):
-            item = self._handed_out.popleft()
-            return item, made.received(item)
+            return self._handed_out.popleft(), made
         if made.is_of_batch:
             return self._handed_out.popleft(), made.exception()
         self._engine.close()
@@ -254,27 +253,6 @@ class _Feed:
 
     def __iter__(self) -> Iterator[WorkItem]:
         return self.handing
-
-
-class _Sent(NamedTuple):
-    """A batch on its way from a worker. A tuple: torch's memory pinning looks into tuples.
-
-    Attributes:
-        data: the batch.
-        rest: what else was made; None where that is the item's own, which need not travel back.
-    """
-
-    data: Any
-    rest: tuple[Any, ...] | None
-
-    @classmethod
-    def of(cls, item: WorkItem, made: Made) -> Self:
-        """What is sent of a batch."""
-        return cls(made.data, None if made.pointers is item.pointers else made[1:])
-
-    def received(self, item: WorkItem) -> Made:
-        """The batch as it was made."""
-        return Made(self.data, *((item.pointers, item.valid) if self.rest is None else self.rest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +322,7 @@ class _Batches(torch.utils.data.Dataset[Any]):
         failure = self.broken
         if failure is None:
             try:
-                return Parcel(_Sent.of(item, self._pipeline(item)), _Failure.unsendable)
+                return Parcel(self._pipeline(item), _Failure.unsendable)
             except Exception:
                 failure = _Failure.caught()
         return Parcel(failure, failure.of_known_type)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -15,6 +15,15 @@ from zephon_torch.io.dataset import Samples
 from zephon_torch.work.plan import Pointers
 
 _PROVENANCE = "provenance"
+
+
+class Pointed(Protocol):
+    """What has pointers: a work item, or what is left of one."""
+
+    @property
+    def pointers(self) -> Pointers:
+        """Pointers of its samples."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +40,12 @@ class Collate:
     names: tuple[str, ...]
     provenance: bool = False
 
-    def __call__(self, samples: Samples, pointers: Pointers) -> Any:
-        """A batch; of an array of rows a tensor of them.
+    def __call__(self, samples: Samples, source: Pointed) -> Any:
+        """A batch; of an array of rows a tensor of them, in its memory.
+
+        Args:
+            samples: its samples.
+            source: knows their pointers, should anybody ask.
 
         Raises:
             DatasetError: samples with different keys, or rows of whole and of other numbers, and
@@ -40,42 +53,44 @@ class Collate:
             WorkerError: the collate_fn raised StopIteration, or made something that provenance
                 cannot be added to.
         """
-        batch = self._collated(samples, pointers)
-        return _with_provenance(batch, pointers) if self.provenance else batch
+        batch = self._collated(samples, source)
+        return _with_provenance(batch, source.pointers) if self.provenance else batch
 
-    def _collated(self, samples: Samples, pointers: Pointers) -> Any:
+    def _collated(self, samples: Samples, source: Pointed) -> Any:
         try:
             if self.function is not None:
                 return self.function(list(samples))
             if isinstance(samples, np.ndarray):
                 return torch.from_numpy(samples)
-            self._check_keys(samples, pointers)
-            self._check_rows(samples, pointers)
-            return self._joined(samples, pointers)
+            self._check_keys(samples, source)
+            self._check_rows(samples, source)
+            return self._joined(samples, source)
         except StopIteration as error:
             raise WorkerError(
                 "collate_fn raised StopIteration: a plain next() in it ran dry; give next() a "
                 "default"
             ) from error
 
-    def _joined(self, samples: list[Any], pointers: Pointers) -> Any:
+    def _joined(self, samples: list[Any], source: Pointed) -> Any:
         try:
             return default_collate(samples)
         except Exception as error:
-            names = sorted({repr(self.names[number]) for number in pointers.dataset.tolist()})
+            numbers = source.pointers.dataset.tolist()
+            names = sorted({repr(self.names[number]) for number in numbers})
             error.add_note(
                 f"torch's default_collate cannot join these samples of {', '.join(names)}: give a "
                 "transform that makes them alike, or a collate_fn"
             )
             raise
 
-    def _check_keys(self, samples: Sequence[Any], pointers: Pointers) -> None:
+    def _check_keys(self, samples: Sequence[Any], source: Pointed) -> None:
         first = samples[0]
         if not isinstance(first, Mapping):
             return
         for i, sample in enumerate(samples):
             if isinstance(sample, Mapping) and sample.keys() == first.keys():
                 continue
+            pointers = source.pointers
             has = sorted(map(str, sample)) if isinstance(sample, Mapping) else type(sample).__name__
             raise DatasetError(
                 f"samples of one batch have different keys: dataset "
@@ -84,13 +99,14 @@ class Collate:
                 "alike, or a collate_fn"
             )
 
-    def _check_rows(self, samples: Sequence[Any], pointers: Pointers) -> None:
+    def _check_rows(self, samples: Sequence[Any], source: Pointed) -> None:
         """Whole and other numbers in one batch: torch rounds here and raises in a worker."""
         first = samples[0]
         for i, row in enumerate(samples):
             if not isinstance(row, np.ndarray) or not isinstance(first, np.ndarray):
                 return
             if (row.dtype.kind == "f") != (first.dtype.kind == "f"):
+                pointers = source.pointers
                 raise DatasetError(
                     f"samples of one batch are rows of different numbers: dataset "
                     f"{self.names[pointers.dataset[0]]!r} {first.dtype}, dataset "

@@ -20,6 +20,7 @@ from zephon_torch.io.content import directly
 from zephon_torch.io.copies import CopyReader, ShardCopies
 from zephon_torch.io.dataset import Dataset, Reader, Samples, samples_of
 from zephon_torch.io.files import StoredFile
+from zephon_torch.io.formats.reader import ShardGroup
 from zephon_torch.nodes.opened import OfThisThread, OpenReaders
 from zephon_torch.work.plan import Pointers
 
@@ -59,14 +60,18 @@ class Fetcher:
         numbers = self._shards.numbers(pointers)
         if self._shards.num_shards == 1:
             return self._read_shard(opened, 0, records)
+        if opened.together is not None:
+            return self._read_group(opened, opened.together, numbers, records)
         groups = opened.groups_of(numbers)
         if groups is None:
             return self._read_by_shard(opened, numbers, records)
         if not np.count_nonzero(groups != groups[0]):
-            return self._read_group(opened, int(groups[0]), numbers, records)
+            return self._read_group(opened, opened.group(int(groups[0])), numbers, records)
         places = list(_by_number(groups))
         parts = [
-            self._read_group(opened, int(groups[here[0]]), numbers[here], records[here])
+            self._read_group(
+                opened, opened.group(int(groups[here[0]])), numbers[here], records[here]
+            )
             for here in places
         ]
         return _in_order(places, parts, len(pointers))
@@ -94,11 +99,15 @@ class Fetcher:
         return records
 
     def _read_group(
-        self, opened: OpenReaders, group: int, numbers: Int64Array, records: Int64Array
+        self,
+        opened: OpenReaders,
+        group: ShardGroup | None,
+        numbers: Int64Array,
+        records: Int64Array,
     ) -> Samples:
-        if group >= 0:
+        if group is not None:
             try:
-                return opened.group(group).read(numbers, records)
+                return group.read(numbers, records)
             except Exception:  # what is wrong, and where, is found out shard by shard
                 pass
         return self._read_by_shard(opened, numbers, records)

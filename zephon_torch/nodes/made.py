@@ -24,19 +24,34 @@ class BadRecord:
     error: str
 
 
-class Made(NamedTuple):
-    """A batch, and where it differs from its work item.
-
-    A tuple, because torch's memory pinning looks into tuples.
+class Mended(NamedTuple):
+    """What a batch has in place of what its work item says, because of bad records.
 
     Attributes:
-        data: the batch.
         pointers: pointers of its samples.
         valid: bool[b], which of them are real; None where all are.
         bad: records that were left out or replaced.
     """
 
-    data: Any
     pointers: Pointers
     valid: npt.NDArray[np.bool_] | None
-    bad: tuple[BadRecord, ...] = ()
+    bad: tuple[BadRecord, ...]
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of the batch."""
+        return len(self.pointers)
+
+
+class Made(NamedTuple):
+    """A batch, as it also travels from worker processes.
+
+    A tuple, because torch's memory pinning looks into tuples.
+
+    Attributes:
+        data: the batch.
+        mended: None where its samples are those of its work item.
+    """
+
+    data: Any
+    mended: Mended | None = None

@@ -48,6 +48,9 @@ class OpenReaders:
     Args:
         num_shards: of all datasets together.
         open_reader: opens a shard by its number; may ask to close another reader of a copy.
+
+    Attributes:
+        together: the group of all shards, while all are open and in one; None otherwise.
     """
 
     def __init__(self, num_shards: int, open_reader: OpenReader) -> None:
@@ -59,6 +62,7 @@ class OpenReaders:
         self._group_of = np.zeros(num_shards, np.int32)
         self._last_used = np.zeros(num_shards, np.int64)
         self._call = 0
+        self.together: ShardGroup | None = None
         _of_all_threads[id(self)] = self
 
     def begin(self) -> None:
@@ -87,7 +91,7 @@ class OpenReaders:
         found = self._group_of[numbers]
         if not found.all():
             wanted = np.unique(numbers)
-            if len(wanted) > _MIN_OPEN and len(wanted) > _MAX_OPEN:
+            if len(wanted) > max(_MIN_OPEN, _MAX_OPEN // len(_of_all_threads)):
                 return None
             self._last_used[wanted] = self._call
             for number in wanted[self._group_of[wanted] == _NOT_OPEN].tolist():
@@ -96,9 +100,9 @@ class OpenReaders:
         self._last_used[numbers] = self._call
         return found - (_ALONE + 1)
 
-    def group(self, number: int) -> ShardGroup:
-        """One of the groups."""
-        return self._groups[number]
+    def group(self, number: int) -> ShardGroup | None:
+        """A group by number, None for -1."""
+        return self._groups[number] if number >= 0 else None
 
     def close(self) -> None:
         """Close all."""
@@ -124,6 +128,8 @@ class OpenReaders:
             self._group_of[number] = group + _ALONE + 1
         if len(self) > _MIN_OPEN and _num_open() > _MAX_OPEN:
             self._close_old(keep)
+        is_all = len(self) == self._num_shards and len(self._groups) == 1 and not self._copies
+        self.together = self._groups[0] if is_all and self._group_of.min() > _ALONE else None
         return reader
 
     def _close_old(self, keep: Collection[int] | Int64Array) -> None:
@@ -138,6 +144,8 @@ class OpenReaders:
         return sorted((n for n in last if last[n] > num_calls), key=lambda n: (-last[n], n))
 
     def _close(self, numbers: list[int]) -> None:
+        if numbers:
+            self.together = None
         for number in numbers:
             reader = self._readers.pop(number)
             self._copies.discard(number)

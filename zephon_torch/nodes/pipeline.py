@@ -6,8 +6,9 @@ different places, the bytes are the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,12 @@ from zephon_torch.io.copies import ShardCopies
 from zephon_torch.io.dataset import Samples, samples_of
 from zephon_torch.nodes.batch import Collate
 from zephon_torch.nodes.fetch import Fetcher
-from zephon_torch.nodes.made import Made
+from zephon_torch.nodes.made import Made, Mended
 from zephon_torch.nodes.tolerate import OnError, Tolerance
 from zephon_torch.nodes.transform import Functions, Transform
+from zephon_torch.work.items import WorkItem, pointers_of
+from zephon_torch.work.plan import Pointers
 from zephon_torch.work.source import WorkSource
-from zephon_torch.work.splitter import WorkItem
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,26 +44,70 @@ class Pipeline:
 
     def read(self, item: WorkItem) -> Samples:
         """Samples of a work item as they are stored."""
-        if self.tolerance is not None:
-            return self.tolerance.read(item.pointers)
-        return self.fetcher.read(item.pointers)
+        return self._read(item.pointers)
+
+    def read_window(self, items: Sequence[WorkItem]) -> list[Samples | Exception]:
+        """For each of consecutive items what :meth:`read` gives or raises; read in one go."""
+        if len(items) == 1:
+            return [self._read_or_why_not(items[0])]
+        try:
+            read = self._read(pointers_of(items))
+        except Exception:  # of one of them
+            return [self._read_or_why_not(item) for item in items]
+        sizes = [item.num_samples for item in items]
+        if isinstance(read, np.ndarray) and sizes[0] == sizes[-1]:  # only the last may be shorter
+            return list(read.reshape(len(items), sizes[0], *read.shape[1:]))
+        return [
+            read[stop - size : stop] for size, stop in zip(sizes, accumulate(sizes), strict=True)
+        ]
+
+    def make_window(self, items: Sequence[WorkItem]) -> list[Made | Exception]:
+        """For each of consecutive items its batch, or what reading or user code raised on it."""
+        return [
+            read if isinstance(read, Exception) else self.finish_or_why_not(item, read)
+            for item, read in zip(items, self.read_window(items), strict=True)
+        ]
+
+    def finish_or_why_not(self, item: WorkItem, read: Samples) -> Made | Exception:
+        """What :meth:`finish` gives or raises."""
+        try:
+            return self.finish(item, read)
+        except Exception as error:
+            return error
+
+    @property
+    def has_user_code(self) -> bool:
+        """Whether finishing a batch runs functions of the user."""
+        return self.transform is not None or self.collate.function is not None
+
+    def _read(self, pointers: Pointers) -> Samples:
+        reader = self.fetcher if self.tolerance is None else self.tolerance
+        return reader.read(pointers)
+
+    def _read_or_why_not(self, item: WorkItem) -> Samples | Exception:
+        try:
+            return self._read(item.pointers)
+        except Exception as error:
+            return error
 
     def finish(self, item: WorkItem, read: Samples) -> Made:
         """Transform and collate."""
         samples = samples_of(read)
+        if samples is read and isinstance(samples, np.ndarray) and samples.base is not None:
+            samples = samples.copy()  # of a window: a batch owns its memory
         if self.tolerance is not None:
             return self._finish_tolerantly(self.tolerance, item, samples)
         if self.transform is not None:
             samples = self.transform(samples, item.pointers, item.epoch, self.fetcher.name)
-        return Made(self.collate(samples, item.pointers), item.pointers, item.valid)
+        return Made(self.collate(samples, item))
 
     def _finish_tolerantly(self, tolerance: Tolerance, item: WorkItem, samples: Samples) -> Made:
         kept = tolerance.finish(item, samples)
         if kept.is_whole:
-            return Made(self.collate(kept.samples, item.pointers), item.pointers, item.valid)
+            return Made(self.collate(kept.samples, item))
         valid = None if all(kept.valid) else np.array(kept.valid)
-        data = self.collate(kept.samples, kept.pointers)
-        return Made(data, kept.pointers, valid, tuple(kept.bad))
+        data = self.collate(kept.samples, kept)
+        return Made(data, Mended(kept.pointers, valid, tuple(kept.bad)))
 
 
 def make_pipeline(

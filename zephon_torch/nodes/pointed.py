@@ -10,9 +10,10 @@ import torch.utils.data
 
 from zephon_torch.io.dataset import samples_of
 from zephon_torch.nodes.pipeline import Pipeline
+from zephon_torch.work.items import WorkItem
 from zephon_torch.work.plan import Pointers
 from zephon_torch.work.source import WorkSource
-from zephon_torch.work.splitter import Pointer, WorkItem
+from zephon_torch.work.splitter import Pointer
 
 
 class PointedSamples(torch.utils.data.Dataset[Any]):

@@ -24,8 +24,8 @@ from zephon_torch.io.dataset import Samples, samples_of
 from zephon_torch.nodes.fetch import Fetcher
 from zephon_torch.nodes.made import BadRecord
 from zephon_torch.nodes.transform import Transform
+from zephon_torch.work.items import WorkItem
 from zephon_torch.work.plan import Pointers
-from zephon_torch.work.splitter import WorkItem
 
 OnError: TypeAlias = Literal["raise", "skip", "substitute"]
 

@@ -7,19 +7,17 @@ either find what they expect. It has no position: where a run stands is the load
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 from torch.utils.data import DistributedSampler, Sampler
 
 from zephon_torch import checks
 from zephon_torch.arithmetic.permutation import Int64Array
 from zephon_torch.errors import ConfigurationError, WorldError
-from zephon_torch.work.delivery import items_of, positions_of, rank_places
+from zephon_torch.work.delivery import BoolArray, items_of, positions_of, rank_places
+from zephon_torch.work.items import Slab, SlabPart, WorkItem
 from zephon_torch.work.plan import Pointers
 from zephon_torch.work.progress import MAX_EPOCH, MAX_LANES
 from zephon_torch.work.rank_chunks import RankChunks
@@ -38,31 +36,6 @@ class Pointer(NamedTuple):
     dataset: int
     shard: int
     sample: int
-
-
-@dataclass(frozen=True, slots=True)
-class WorkItem:
-    """What one rank reads for one global batch.
-
-    Attributes:
-        epoch: epoch of the batch.
-        start, stop: delivered indices [start, stop) of the global batch.
-        pointers: this rank's samples.
-        valid: bool[b], which of them are real; None where all are.
-        is_last: whether no batch of the epoch comes after it.
-    """
-
-    epoch: int
-    start: int
-    stop: int
-    pointers: Pointers
-    valid: npt.NDArray[np.bool_] | None = None
-    is_last: bool = False
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """By its fields: dataclasses with slots pickle slowly, and each batch has an item."""
-        fields = self.epoch, self.start, self.stop, self.pointers, self.valid, self.is_last
-        return WorkItem, fields
 
 
 class ChunkSplitter(DistributedSampler[list[Pointer]]):
@@ -261,33 +234,37 @@ class ChunkSplitter(DistributedSampler[list[Pointer]]):
         self.check()
         if not 0 <= step < self.num_steps:
             raise IndexError(f"step {step} of an epoch of {self.num_steps} steps")
-        return self.slab(epoch, [step * self.global_batch_size], self.lanes)[0]
+        return _Items(self, epoch, step * self.global_batch_size, 1).__next__()
 
     def items(self, epoch: int, delivered: int) -> Iterator[WorkItem]:
         """This rank's work from `delivered` to the end of an epoch, computed in slabs."""
         self.check()
         return _Items(self, epoch, delivered)
 
-    def slab(self, epoch: int, starts: Sequence[int], lanes: int) -> list[WorkItem]:
-        """Work of the global batches that begin at `starts`, in one computation."""
+    def slab_pointers(self, epoch: int, start: int, num_steps: int, lanes: int) -> Pointers:
+        """This rank's samples in consecutive steps of an epoch, in one computation.
+
+        Args:
+            epoch: the epoch.
+            start: delivered index at which the first global batch begins.
+            num_steps: number of global batches; the last one of an epoch may be incomplete.
+            lanes: sub-streams of the delivery order.
+        """
         size, total = self.global_batch_size, self.source.total_samples
-        sizes = [int(min(size, total - start)) for start in starts]
-        shares = {
-            n: rank_places(n, rank=self.rank, num_replicas=self.num_replicas) for n in set(sizes)
-        }
-        places = [shares[n][0] for n in sizes]
-        widths = [len(p) for p in places]
-        delivered = items_of(
-            np.repeat(starts, widths), np.repeat(sizes, widths), np.concatenate(places), lanes
-        )
-        pointers = self.source.pointers(self._positions(delivered, lanes), epoch)
-        edges = np.cumsum([0, *widths]).tolist()
-        needed = size if self.drop_last else 1  # samples that another batch would take
-        items = []
-        for i, (start, n) in enumerate(zip(starts, sizes, strict=True)):
-            own, stop = pointers[edges[i] : edges[i + 1]], start + n
-            items.append(WorkItem(epoch, start, stop, own, shares[n][1], total - stop < needed))
-        return items
+        starts = np.arange(start, start + num_steps * size, size)
+        last = int(min(size, total - int(starts[-1])))
+        whole = starts if last == size else starts[:-1]
+        parts = [
+            items_of(begin[:, None], np.array([n]), self.share(n)[0], lanes).ravel()
+            for begin, n in ((whole, size), (starts[len(whole) :], last))
+            if len(begin)
+        ]
+        delivered = np.concatenate(parts)
+        return self.source.pointers(self._positions(delivered, lanes), epoch)
+
+    def share(self, size: int) -> tuple[Int64Array, BoolArray | None]:
+        """Places of a global batch that this rank takes, and which are real; see `rank_places`."""
+        return rank_places(size, rank=self.rank, num_replicas=self.num_replicas)
 
     def _positions(self, delivered: Int64Array, lanes: int) -> Int64Array:
         total = self.source.total_samples
@@ -316,27 +293,47 @@ class ChunkSplitter(DistributedSampler[list[Pointer]]):
 class _Items(Iterator[WorkItem]):
     """Work items of one rank, in slabs. An exception moves nothing: the next call tries again."""
 
-    def __init__(self, splitter: ChunkSplitter, epoch: int, delivered: int) -> None:
+    def __init__(
+        self,
+        splitter: ChunkSplitter,
+        epoch: int,
+        delivered: int,
+        first_steps: int = _FIRST_SLAB_STEPS,
+    ) -> None:
         self._splitter, self._epoch, self._delivered = splitter, epoch, delivered
         self._size, self._lanes = splitter.global_batch_size, splitter.lanes
-        self._left = splitter.steps_between(delivered, splitter.source.total_samples)
-        self._steps = _FIRST_SLAB_STEPS
-        self._ready: deque[WorkItem] = deque()
+        self._batch_size, self._total = splitter.batch_size, splitter.source.total_samples
+        self._needed = self._size if splitter.drop_last else 1  # samples that a batch takes
+        self._slab: Slab | None = None
+        self._slab_steps = first_steps
+        self._steps = self._step = 0  # of the slab, and how many of them were given out
 
     def __next__(self) -> WorkItem:
-        if not self._ready:
-            self._compute()
-        return self._ready.popleft()
-
-    def _compute(self) -> None:
-        steps = int(min(self._steps, self._left))
-        if steps <= 0:
+        start, size, total = self._delivered, self._size, self._total
+        if total - start < self._needed:
             raise StopIteration
-        starts = [self._delivered + self._size * i for i in range(steps)]
-        ready = deque(self._splitter.slab(self._epoch, starts, self._lanes))
-        self._delivered, self._left = self._delivered + self._size * steps, self._left - steps
-        self._steps = max(1, _SLAB // self._splitter.batch_size)
-        self._ready = ready
+        if self._step == self._steps:
+            self._begin_slab()
+        first, stop, valid = self._step * self._batch_size, start + size, None
+        last = first + self._batch_size
+        if stop > total:
+            stop = int(total)
+            share, valid = self._splitter.share(stop - start)
+            last = first + len(share)
+        assert self._slab is not None
+        part = SlabPart(self._slab, first, last)
+        item = WorkItem(self._epoch, start, stop, part, valid, total - stop < self._needed)
+        self._delivered, self._step = stop, self._step + 1
+        return item
+
+    def _begin_slab(self) -> None:
+        splitter, steps = self._splitter, self._slab_steps
+        if not isinstance(self._total, float):
+            steps = min(steps, -(-(self._total - self._delivered) // self._size))
+        place = self._epoch, self._delivered, steps, self._lanes
+        self._slab = Slab(lambda: splitter.slab_pointers(*place))
+        self._slab_steps = max(1, _SLAB // self._batch_size)
+        self._step, self._steps = 0, steps
 
 
 class _Sized:

@@ -1,0 +1,100 @@
+"""What one rank reads in one step, and many steps of it computed at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from zephon_torch.work.plan import Pointers
+
+
+class WorkItem:
+    """What one rank reads for one global batch. Never changed.
+
+    Attributes:
+        epoch: epoch of the batch.
+        start, stop: delivered indices [start, stop) of the global batch.
+        valid: bool[b], which of this rank's samples are real; None where all are.
+        is_last: whether no batch of the epoch comes after it.
+    """
+
+    __slots__ = ("_pointers", "epoch", "is_last", "start", "stop", "valid")
+
+    def __init__(
+        self,
+        epoch: int,
+        start: int,
+        stop: int,
+        pointers: Pointers | SlabPart,
+        valid: npt.NDArray[np.bool_] | None = None,
+        is_last: bool = False,
+    ) -> None:
+        self.epoch, self.start, self.stop = epoch, start, stop
+        self._pointers, self.valid, self.is_last = pointers, valid, is_last
+
+    @property
+    def pointers(self) -> Pointers:
+        """This rank's samples, computed with those of its slab."""
+        if isinstance(self._pointers, SlabPart):
+            slab, first, last = self._pointers
+            self._pointers = slab.pointers[first:last]
+        return self._pointers
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of this rank."""
+        held = self._pointers
+        return held.last - held.first if isinstance(held, SlabPart) else len(held)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        fields = self.epoch, self.start, self.stop, self.pointers, self.valid, self.is_last
+        return WorkItem, fields
+
+
+class Slab:
+    """Pointers of consecutive steps of a rank, computed when the first of them is asked for.
+
+    So whoever reads them, such as a thread in the background, also computes them.
+
+    Args:
+        compute: computes them.
+    """
+
+    def __init__(self, compute: Callable[[], Pointers]) -> None:
+        self._compute: Callable[[], Pointers] | None = compute
+        self._pointers: Pointers | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def pointers(self) -> Pointers:
+        """Of all steps, one after the other."""
+        if self._pointers is None:
+            with self._lock:
+                if self._compute is not None:
+                    self._pointers, self._compute = self._compute(), None
+        assert self._pointers is not None
+        return self._pointers
+
+
+class SlabPart(NamedTuple):
+    """Pointers [first, last) of a slab."""
+
+    slab: Slab
+    first: int
+    last: int
+
+
+def pointers_of(items: Sequence[WorkItem]) -> Pointers:
+    """Pointers of consecutive items, one after the other."""
+    if len(items) == 1:
+        return items[0].pointers
+    held = [item._pointers for item in items]
+    first, last = held[0], held[-1]
+    if isinstance(first, SlabPart) and isinstance(last, SlabPart) and first.slab is last.slab:
+        return first.slab.pointers[first.first : last.last]
+    columns = zip(*(item.pointers.arrays() for item in items), strict=True)
+    return Pointers(*(np.concatenate(column) for column in columns))
