@@ -46,8 +46,14 @@ class Run(Protocol):
 class Engine(Protocol):
     """Makes runs."""
 
-    def run(self, items: Iterator[WorkItem], seed: int) -> Run:
-        """Begin a pass over work items; `seed` is for global generators of processes it starts."""
+    def run(self, items: Iterator[WorkItem], seed: int, batch_size: int) -> Run:
+        """Begin a pass over work items.
+
+        Args:
+            items: them.
+            seed: for global generators of processes it starts.
+            batch_size: samples of an item, but for an incomplete last one.
+        """
         ...
 
     def close(self) -> None:
@@ -72,7 +78,7 @@ def make_engine(
         workers: worker processes, if their number is not 0.
     """
     if workers.num_workers:
-        return WorkerEngine(pipeline, workers)
+        return WorkerEngine(pipeline, Windows.over(pipeline.fetcher, only_reads=False), workers)
     formats = {dataset.format for dataset in pipeline.fetcher.datasets}
     if num_threads == 0 or (num_threads is None and formats <= _IN_MEMORY):
         return InlineEngine(pipeline, Windows.over(pipeline.fetcher, only_reads=False))
@@ -100,9 +106,9 @@ class InlineEngine:
     def __init__(self, pipeline: Pipeline, windows: Windows) -> None:
         self._pipeline, self._windows = pipeline, windows
 
-    def run(self, items: Iterator[WorkItem], seed: int) -> Run:
+    def run(self, items: Iterator[WorkItem], seed: int, batch_size: int) -> Run:
         """Begin a pass."""
-        return _InlineRun(self._pipeline, self._windows.cut(items))
+        return _InlineRun(self._pipeline, self._windows.cut(items, batch_size))
 
     def close(self) -> None:
         """Nothing to end."""
@@ -156,9 +162,9 @@ class ThreadEngine:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_pool": None}
 
-    def run(self, items: Iterator[WorkItem], seed: int) -> Run:
+    def run(self, items: Iterator[WorkItem], seed: int, batch_size: int) -> Run:
         """Begin a pass."""
-        windows = self._windows.cut(items)
+        windows = self._windows.cut(items, batch_size)
         return _ThreadRun(self, self._pipeline, windows, self._depth, self._finish_here)
 
     def submit(self, function: Callable[[_Window], Any], window: _Window) -> Future[Any]:

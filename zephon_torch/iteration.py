@@ -196,7 +196,7 @@ class Iteration(Iterator[Any]):
         if copies is not None:
             self._ahead = Ahead(copies, self._loader.datasets)
             items = self._ahead.look_at(items)
-        return self._loader._engine.run(items, seed)
+        return self._loader._engine.run(items, seed, splitter.batch_size)
 
     def _check_live(self) -> None:
         live = self._loader._live

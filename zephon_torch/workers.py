@@ -1,39 +1,38 @@
 """torch's own worker processes as an engine: whole batches of the pipeline in each.
 
 torch's DataLoader moves the batches: its watchdog, shared memory and shutdown are the most tested
-code there is for that (small tensors go a shorter way, see ``sending.py``). It sees a map-style
-dataset whose keys are work items.
+code there is for that (small tensors go a shorter way, see ``sending.py``, and rows another one,
+``ring.py``). It sees a map-style dataset whose keys are windows of work items.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import signal
-import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
-from multiprocessing.process import BaseProcess
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.utils.data
-from torch._utils import ExceptionWrapper
 
 from zephon_torch.errors import WorkerError
 from zephon_torch.nodes.made import Made
 from zephon_torch.nodes.pipeline import Pipeline
-from zephon_torch.sending import Parcel, cannot_start
+from zephon_torch.nodes.window import Windows
+from zephon_torch.ring import RowRing, make_ring
+from zephon_torch.sending import cannot_start
 from zephon_torch.work.items import WorkItem
+from zephon_torch.worker_side import Batches, Beginning, Failure, InRing, Task
 
 _WORKER_DIED = "DataLoader worker"  # how torch's messages begin
 _TIMED_OUT = "DataLoader timed out"
 _DEATH_SEEN_WITHIN = 2.0  # seconds
+_TORCH_PREFETCH = 2  # torch's default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +57,11 @@ class WorkerEngine:
             replaced, persistent or not.
     """
 
-    def __init__(self, pipeline: Pipeline, options: WorkerOptions) -> None:
+    def __init__(self, pipeline: Pipeline, windows: Windows, options: WorkerOptions) -> None:
         self._pipeline, self._options = pipeline, options
+        self._ring: RowRing | None = None
+        prefetch = options.prefetch_factor
+        self._windows = windows if prefetch is None else windows.at_most(prefetch // 2)
         self._feed = _Feed()
         self.is_sound = True
         # a private one: iter() of torch's loader would draw from the global generator
@@ -69,9 +71,14 @@ class WorkerEngine:
         self._iterator: weakref.ref[Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_feed": _Feed(), "_loader": None, "_iterator": None}
+        return self.__dict__ | {
+            "_feed": _Feed(),
+            "_loader": None,
+            "_iterator": None,
+            "_ring": None,
+        }
 
-    def run(self, items: Iterator[WorkItem], seed: int) -> _WorkerRun:
+    def run(self, items: Iterator[WorkItem], seed: int, batch_size: int) -> _WorkerRun:
         """Begin a pass; starts the processes, or wakes the persistent ones.
 
         `seed` seeds the workers' global generators, as torch does from its own global one.
@@ -81,26 +88,32 @@ class WorkerEngine:
         elif not self._options.persistent_workers:
             self._shut_down()
         self._generator.manual_seed(seed)
-        self._feed.handing = _Handing(items)
+        self._feed.handing = _Handing(self._windows.cut(items, batch_size))
         if self._loader is None:
-            self._loader = self._make_loader()
+            self._loader = self._make_loader(batch_size)
         iterator = self._start(self._loader)
         self._iterator = weakref.ref(iterator)
-        return _WorkerRun(self, iterator, self._feed.handing.out)
+        return _WorkerRun(self, self._pipeline, self._ring, iterator, self._feed.handing.out)
 
-    def _make_loader(self) -> torch.utils.data.DataLoader[Any]:
-        options = self._options
+    def _make_loader(self, batch_size: int) -> torch.utils.data.DataLoader[Any]:
+        options, batches = self._options, self._windows.batches(batch_size)
+        prefetch = options.prefetch_factor
+        if prefetch is not None:
+            prefetch = max(1, prefetch // batches)
+        num_outstanding = options.num_workers * (prefetch or _TORCH_PREFETCH)
+        if not options.pin_memory:  # torch pins what comes through its queue
+            self._ring = make_ring(self._pipeline, batches * batch_size, num_outstanding)
         return torch.utils.data.DataLoader(
-            _Batches(self._pipeline),
+            Batches(self._pipeline, self._ring),
             batch_size=None,
             sampler=self._feed,
             collate_fn=_as_is,
             generator=self._generator,
             num_workers=options.num_workers,
-            prefetch_factor=options.prefetch_factor,
+            prefetch_factor=prefetch,
             pin_memory=options.pin_memory,
             timeout=options.timeout,
-            worker_init_fn=_Beginning(options.worker_init_fn),
+            worker_init_fn=Beginning(options.worker_init_fn),
             multiprocessing_context=options.multiprocessing_context,
             persistent_workers=options.persistent_workers,
         )
@@ -163,7 +176,8 @@ class WorkerEngine:
         """End the processes."""
         self.is_sound = False  # until it is done: an interrupt may come
         self._shut_down()
-        self._loader, self._iterator, self.is_sound = None, None, True
+        self._loader = self._iterator = self._ring = None
+        self.is_sound = True
 
 
 @contextmanager
@@ -183,29 +197,51 @@ def _tells_of_death(error: Exception) -> bool:
 class _WorkerRun:
     """Pairs what comes back from the workers with the items that went out, in order."""
 
-    def __init__(self, engine: WorkerEngine, results: Any, handed_out: deque[WorkItem]) -> None:
-        self._engine, self._results, self._handed_out = engine, results, handed_out
+    def __init__(
+        self,
+        engine: WorkerEngine,
+        pipeline: Pipeline,
+        ring: RowRing | None,
+        results: Any,
+        handed_out: deque[Sequence[WorkItem]],
+    ) -> None:
+        self._engine, self._pipeline, self._ring = engine, pipeline, ring
+        self._results, self._handed_out = results, handed_out
+        self._ready: deque[tuple[WorkItem, Any]] = deque()
         self._over: Exception | None = None  # why the processes have ended
 
     def __next__(self) -> tuple[WorkItem | None, Made | Exception]:
-        if self._over is not None:
-            return None, self._over
+        if not self._ready:
+            error = self._over or self._take_window()
+            if error is not None:
+                return None, error
+        item, result = self._ready.popleft()
+        if isinstance(result, Made):
+            return item, result
+        if isinstance(result, Failure):
+            return item, result.exception()
+        return item, self._pipeline.finish_or_why_not(item, result)
+
+    def _take_window(self) -> Exception | None:
+        """Wait for the next window; returns what is no batch's own."""
         self._engine.is_sound = False
         try:
-            made = next(self._results)
+            results = next(self._results)
         except StopIteration:
             self._engine.is_sound = True
             raise
         except (RuntimeError, OSError, EOFError) as error:
-            return None, self._of_no_batch(error)
+            return self._of_no_batch(error)
         self._engine.is_sound = True
-        if not isinstance(made, _Failure):
-            return self._handed_out.popleft(), made
-        if made.is_of_batch:
-            return self._handed_out.popleft(), made.exception()
-        self._engine.close()
-        self._over = made.exception()
-        return None, self._over
+        if isinstance(results, InRing):
+            assert self._ring is not None
+            results = self._ring.get(*results)
+        elif isinstance(results[0], Failure) and not results[0].is_of_batch:
+            self._engine.close()
+            self._over = results[0].exception()
+            return self._over
+        self._ready.extend(zip(self._handed_out.popleft(), results, strict=True))
+        return None
 
     def _of_no_batch(self, error: Exception) -> Exception:
         """What torch's iterator itself raised, if nothing is lost by it; else it is raised on."""
@@ -228,135 +264,32 @@ class _WorkerRun:
     def close(self) -> None:
         self._results = iter(())
         self._handed_out.clear()
+        self._ready.clear()
 
 
 class _Handing:
-    """Iterates over work items and notes what goes out."""
+    """Makes tasks of windows and notes what goes out."""
 
-    def __init__(self, items: Iterator[WorkItem]) -> None:
-        self._items = items
-        self.out: deque[WorkItem] = deque()
+    def __init__(self, windows: Iterator[Sequence[WorkItem]]) -> None:
+        self._windows = enumerate(windows)
+        self.out: deque[Sequence[WorkItem]] = deque()
 
-    def __iter__(self) -> Iterator[WorkItem]:
+    def __iter__(self) -> Iterator[Task]:
         return self
 
-    def __next__(self) -> WorkItem:
-        item = next(self._items)
-        self.out.append(item)
-        return item
+    def __next__(self) -> Task:
+        task = Task(*next(self._windows))
+        self.out.append(task.items)
+        return task
 
 
 class _Feed:
-    """What torch takes for a sampler: the work items of the current run."""
+    """What torch takes for a sampler: the tasks of the current run."""
 
     handing: _Handing
 
-    def __iter__(self) -> Iterator[WorkItem]:
+    def __iter__(self) -> Iterator[Task]:
         return self.handing
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """An exception in a worker, sent as a value: what torch itself raises is no batch's.
-
-    Attributes:
-        error: type, message and the worker's traceback.
-        is_of_batch: False: worker_init_fn raised it, so the worker makes no batch at all.
-    """
-
-    error: ExceptionWrapper
-    is_of_batch: bool
-
-    @classmethod
-    def caught(cls, *, is_of_batch: bool = True) -> Self:
-        """The exception that is being handled."""
-        worker = torch.utils.data.get_worker_info()
-        where = f"in DataLoader worker process {worker.id if worker else 0}"
-        return cls(ExceptionWrapper(where=where), is_of_batch)  # type: ignore[no-untyped-call]
-
-    @classmethod
-    def unsendable(cls, why: str) -> Self:
-        """In place of a batch that cannot be sent."""
-        try:
-            raise WorkerError(
-                f"a batch cannot be sent from its worker process ({why}): let transform and "
-                "collate_fn return tensors and plain values, or use num_workers=0"
-            )
-        except WorkerError:
-            return cls.caught()
-
-    def of_known_type(self, _why: str) -> Self:
-        """In place of itself, where the exception's own class cannot be sent: its words can."""
-        self.error.exc_type = WorkerError
-        return self
-
-    def exception(self) -> Exception:
-        """The exception as it is to be raised."""
-        try:
-            self.error.reraise()  # type: ignore[no-untyped-call]
-        except Exception as error:
-            if isinstance(error, self.error.exc_type) or type(error) is RuntimeError:
-                return error
-        # its class cannot be made from a message
-        name, where, text = self.error.exc_type.__name__, self.error.where, self.error.exc_msg
-        return RuntimeError(f"Caught {name} {where}.\nOriginal {text}")
-
-
-class _Batches(torch.utils.data.Dataset[Any]):
-    """What torch takes for a map-style dataset: its keys are work items."""
-
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
-        self.broken: _Failure | None = None
-
-    @property
-    def given(self) -> Any:
-        """What the user knows as the dataset, in this process."""
-        known = {
-            dataset.name: dataset if dataset.samples is None else dataset.samples
-            for dataset in self._pipeline.fetcher.datasets
-        }
-        return known if len(known) > 1 else next(iter(known.values()))
-
-    def __getitem__(self, item: WorkItem) -> Parcel:
-        failure = self.broken
-        if failure is None:
-            try:
-                return Parcel(self._pipeline(item), _Failure.unsendable)
-            except Exception:
-                failure = _Failure.caught()
-        return Parcel(failure, failure.of_known_type)
-
-
-@dataclass(frozen=True, slots=True)
-class _Beginning:
-    """What a worker process does first: in place of the user's worker_init_fn, which it calls."""
-
-    function: Callable[[int], None] | None
-
-    def __call__(self, worker_id: int) -> None:
-        # Ctrl-C goes to all processes of a terminal; the main one decides whether these end
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        trainer = multiprocessing.parent_process()
-        if trainer is not None and trainer.pid != os.getppid():
-            # a fork server stands between them, and torch's watchdog watches that
-            threading.Thread(target=_end_with, args=(trainer,), daemon=True).start()
-        info = torch.utils.data.get_worker_info()
-        assert info is not None
-        batches = info.dataset
-        assert isinstance(batches, _Batches)
-        object.__setattr__(info, "dataset", batches.given)  # of a frozen object
-        try:
-            if self.function is not None:
-                self.function(worker_id)
-        except Exception:
-            batches.broken = _Failure.caught(is_of_batch=False)
-
-
-def _end_with(process: BaseProcess) -> None:
-    process.join()
-    os._exit(1)
 
 
 def _as_is(result: Any) -> Any:

@@ -8,6 +8,7 @@ the pointers. Reading shard by shard is also what says what is wrong when readin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -23,6 +24,8 @@ from zephon_torch.io.files import StoredFile
 from zephon_torch.io.formats.reader import ShardGroup
 from zephon_torch.nodes.opened import OfThisThread, OpenReaders
 from zephon_torch.work.plan import Pointers
+
+ROWS = {"tokens", "megatron"}  # formats whose samples are rows, or sequences, of numbers
 
 
 class Fetcher:
@@ -75,6 +78,16 @@ class Fetcher:
             for here in places
         ]
         return _in_order(places, parts, len(pointers))
+
+    def first_row(self) -> npt.NDArray[Any] | None:
+        """One of the rows, where samples are rows and can be read; None otherwise."""
+        for number, dataset in enumerate(self.datasets):
+            for shard in np.flatnonzero(dataset.shard_num_samples)[:1]:
+                if dataset.format in ROWS:
+                    with suppress(Exception):
+                        read = self.read(Pointers(*(np.array([n]) for n in (number, shard, 0, 0))))
+                        return read[0] if isinstance(read, np.ndarray) else None
+        return None
 
     def name(self, dataset: int, shard: int, sample: int) -> str:
         """A sample in words, for messages."""

@@ -63,9 +63,15 @@ class Pipeline:
 
     def make_window(self, items: Sequence[WorkItem]) -> list[Made | Exception]:
         """For each of consecutive items its batch, or what reading or user code raised on it."""
+        return self.finish_window(items, self.read_window(items))
+
+    def finish_window(
+        self, items: Sequence[WorkItem], read: Sequence[Samples | Exception]
+    ) -> list[Made | Exception]:
+        """For each of consecutive items what :meth:`finish` gives or raises, or its error."""
         return [
-            read if isinstance(read, Exception) else self.finish_or_why_not(item, read)
-            for item, read in zip(items, self.read_window(items), strict=True)
+            samples if isinstance(samples, Exception) else self.finish_or_why_not(item, samples)
+            for item, samples in zip(items, read, strict=True)
         ]
 
     def finish_or_why_not(self, item: WorkItem, read: Samples) -> Made | Exception:

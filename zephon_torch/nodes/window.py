@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Self
 
 from zephon_torch.io.dataset import Dataset
-from zephon_torch.nodes.fetch import Fetcher
+from zephon_torch.nodes.fetch import ROWS, Fetcher
 from zephon_torch.work.items import WorkItem
 
 _LOCAL_BYTES = 1 << 20  # as stored: as much as stays in a core's cache
@@ -21,7 +21,6 @@ _LOCAL_BATCHES = 8
 _REMOTE_BYTES = 8 << 20
 _REMOTE_BATCHES = 32
 _IN_MEMORY = {"memory", "torch"}
-_ROWS = {"tokens", "megatron"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class Windows:
             return cls(0, 0, 1)
         if any(map(_is_remote, fetcher.datasets)):
             return cls(sample_bytes, _REMOTE_BYTES, _REMOTE_BATCHES)
-        if only_reads or formats <= _ROWS:
+        if only_reads or formats <= ROWS:
             return cls(sample_bytes, _LOCAL_BYTES, _LOCAL_BATCHES)
         return cls(0, 0, 1)
 
@@ -64,17 +63,15 @@ class Windows:
         """The same with a limit."""
         return replace(self, num_batches=max(1, min(self.num_batches, num_batches)))
 
-    def cut(self, items: Iterator[WorkItem]) -> Iterator[Sequence[WorkItem]]:
+    def cut(self, items: Iterator[WorkItem], batch_size: int) -> Iterator[Sequence[WorkItem]]:
         """Work items in windows, the first of them alone: it should come soon."""
-        first = next(items, None)
-        if first is None:
-            return
-        yield [first]
-        size = self._size(first.num_samples)
+        size = 1
         while window := list(islice(items, size)):
             yield window
+            size = self.batches(batch_size)
 
-    def _size(self, batch_size: int) -> int:
+    def batches(self, batch_size: int) -> int:
+        """Batches of a window."""
         num_bytes = max(1.0, self.sample_bytes * batch_size)
         return max(1, min(self.num_batches, int(self.num_bytes / num_bytes)))
 

@@ -61,12 +61,16 @@ class Slab:
     So whoever reads them, such as a thread in the background, also computes them.
 
     Args:
-        compute: computes them.
+        compute: computes them; or they themselves.
     """
 
-    def __init__(self, compute: Callable[[], Pointers]) -> None:
-        self._compute: Callable[[], Pointers] | None = compute
+    def __init__(self, compute: Callable[[], Pointers] | Pointers) -> None:
         self._pointers: Pointers | None = None
+        self._compute: Callable[[], Pointers] | None = None
+        if isinstance(compute, Pointers):
+            self._pointers = compute
+        else:
+            self._compute = compute
         self._lock = threading.Lock()
 
     @property
@@ -86,6 +90,22 @@ class SlabPart(NamedTuple):
     slab: Slab
     first: int
     last: int
+
+
+def packed(items: Sequence[WorkItem]) -> tuple[Any, ...]:
+    """Consecutive items as arguments of :func:`unpacked`: small, and quick to pickle."""
+    fields = [(i.epoch, i.start, i.stop, i.num_samples, i.valid, i.is_last) for i in items]
+    return pointers_of(items), fields
+
+
+def unpacked(pointers: Pointers, fields: Sequence[tuple[Any, ...]]) -> list[WorkItem]:
+    """Items as they were packed."""
+    slab, items, first = Slab(pointers), [], 0
+    for epoch, start, stop, size, valid, is_last in fields:
+        part = SlabPart(slab, first, first + size)
+        items.append(WorkItem(epoch, start, stop, part, valid, is_last))
+        first += size
+    return items
 
 
 def pointers_of(items: Sequence[WorkItem]) -> Pointers:
