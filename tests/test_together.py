@@ -1,0 +1,223 @@
+"""Rows of many shards in one gather, batches read in windows, and the ring of worker processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zephon_torch import DataLoader, StaticMixtureWorkSource
+from zephon_torch.errors import DatasetError
+from zephon_torch.io import Dataset, ranges
+from zephon_torch.io.formats.mapped_rows import MappedRows, RowGroup, RowGroupKind
+from zephon_torch.io.formats.row_layout import RowLayout
+from zephon_torch.nodes import opened, window
+from zephon_torch.nodes.fetch import Fetcher
+from zephon_torch.work import items
+from zephon_torch.work.plan import Pointers
+
+ENGINES: dict[str, dict[str, Any]] = {
+    "inline": {"num_threads": 0},
+    "one reading thread": {},
+    "three threads": {"num_threads": 3},
+    "a worker": {"num_workers": 1},
+    "two persistent workers": {"num_workers": 2, "persistent_workers": True},
+}
+
+
+def write_rows(folder: Path, sizes: list[int], dtype: str = "<u2", row_length: int = 3) -> Path:
+    """Files of rows whose first value is the number of the row in the dataset."""
+    folder.mkdir(parents=True, exist_ok=True)
+    number = 0
+    for shard, size in enumerate(sizes):
+        rows = np.arange(number, number + size).astype(dtype)[:, None].repeat(row_length, 1)
+        np.save(folder / f"{shard:03d}.npy", rows)
+        number += size
+    return folder
+
+
+class Shard:
+    """A reader as a group takes it in: bare rows behind a header of any length."""
+
+    def __init__(self, path: Path, rows: npt.NDArray[Any], num_before: int) -> None:
+        path.write_bytes(b"x" * num_before + rows.tobytes())
+        dataset = Dataset.from_path("bare", path, format="tokens", dtype="u1", row_length=1)
+        file = dataset.content._file(dataset.shards, 0)  # type: ignore[attr-defined]
+        layout = RowLayout(rows.dtype, rows.shape[1], num_before, len(rows))
+        self.mapped = MappedRows(file, str(path), layout)
+
+
+@given(data=st.data())
+def test_a_group_gives_the_rows_of_its_shards(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("rows")
+    dtype = np.dtype(data.draw(st.sampled_from(["u1", "<u2", "<i4", "<f8"])))
+    row_length = data.draw(st.integers(1, 5))
+    sizes = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=5))
+    group = RowGroup(RowGroupKind(dtype, row_length), len(sizes) + 1)
+    arrays = []
+    for number, size in enumerate(sizes):
+        first = 20 * number
+        array = np.arange(first, first + size * row_length).astype(dtype).reshape(size, row_length)
+        arrays.append(array)
+        shard = Shard(folder / f"{number}.bin", array, data.draw(st.integers(0, 9)))
+        group.add(number, shard)
+    wanted = data.draw(
+        st.lists(
+            st.integers(0, len(sizes) - 1).flatmap(
+                lambda n: st.tuples(st.just(n), st.integers(0, sizes[n] - 1))
+            ),
+            min_size=1,
+        )
+    )
+    numbers, samples = (np.array(column) for column in zip(*wanted, strict=True))
+    rows = group.read(numbers, samples)
+    assert rows.dtype == dtype
+    assert rows.tolist() == [arrays[n][s].tolist() for n, s in wanted]
+    rows[:] = 0  # in memory of their own
+    for number, sample in ((0, -1), (0, sizes[0]), (len(sizes), 0), (0, 1 << 62)):
+        with pytest.raises(IndexError):
+            group.read(np.array([number, 0]), np.array([sample, 0]))
+    group.remove(0)
+    with pytest.raises(IndexError):
+        group.read(np.array([0]), np.array([0]))
+
+
+def batches_of(loader: DataLoader) -> list[list[int]]:
+    return [batch[:, 0].tolist() for batch in loader]
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
+def test_batches_are_the_same_whatever_the_window_and_own_their_memory(
+    tmp_path: Path, engine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    datasets = [
+        Dataset.from_path("narrow", write_rows(tmp_path / "narrow", [5, 1, 0, 9])),
+        Dataset.from_path("other", write_rows(tmp_path / "other", [4, 3])),
+    ]
+    source = StaticMixtureWorkSource(
+        datasets, {"narrow": 2, "other": 1}, shuffle_block_size="global", stop_after_passes=4
+    )
+    expected = batches_of(DataLoader(source, 7, num_threads=0, transform=lambda row: row))
+    for num_batches in (1, 3, 8):
+        monkeypatch.setattr(window, "_LOCAL_BATCHES", num_batches)
+        with DataLoader(source, 7, **engine) as loader:
+            kept = []
+            for batch in loader:
+                assert batch.dtype == torch.int64 and batch._is_view() is False
+                assert batch.untyped_storage().nbytes() == batch.nbytes
+                kept.append(batch)
+            assert [batch[:, 0].tolist() for batch in kept] == expected
+            loader.set_epoch(0)
+            next(iter(loader))  # a run that is left with windows under way
+            loader.load_state_dict(loader.state_dict())
+            assert batches_of(loader) == expected[1:]
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
+@pytest.mark.parametrize("dtype", ["<i8", "<f4", ">u2", "<u8"])
+def test_rows_that_are_not_widened_are_copied_out_of_their_window(
+    tmp_path: Path, dtype: str, engine: dict[str, Any]
+) -> None:
+    dataset = Dataset.from_path("rows", write_rows(tmp_path, [7, 8, 9], dtype))
+    with DataLoader(dataset, 5, **engine) as loader:
+        kept = list(loader)
+    for batch in kept:
+        assert batch.untyped_storage().nbytes() == batch.nbytes
+    first = [float(row[0]) for batch in kept for row in batch]
+    assert first == [float(number) for number in range(24)]
+
+
+def test_workers_give_rows_of_two_types_without_the_ring(tmp_path: Path) -> None:
+    datasets = [
+        Dataset.from_path("narrow", write_rows(tmp_path / "narrow", [40])),
+        Dataset.from_path("wide", write_rows(tmp_path / "wide", [40], "<i4")),
+    ]
+    seen = []
+    for workers in (0, 2):
+        with DataLoader(
+            datasets, 8, mixture={"narrow": 1, "wide": 1}, num_workers=workers
+        ) as loader:
+            seen.append(batches_of(loader))
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
+def test_an_error_in_a_window_is_that_of_its_batch_alone(
+    tmp_path: Path, engine: dict[str, Any]
+) -> None:
+    folder = write_rows(tmp_path, [8, 8, 8, 8], "<u8")
+    rows = np.load(folder / "001.npy")
+    rows[5] = 1 << 63
+    np.save(folder / "001.npy", rows)
+    with DataLoader(Dataset.from_path("rows", folder), 4, **engine) as loader:
+        seen: list[Any] = []
+        iterator = iter(loader)
+        for _ in range(len(loader)):
+            try:
+                seen.append(next(iterator)[:, 0].tolist())
+            except DatasetError as error:
+                assert "record 5" in str(error)
+                seen.append("error")
+    expected: list[Any] = [list(range(start, start + 4)) for start in range(0, 32, 4)]
+    expected[3] = "error"
+    assert seen == expected
+
+
+def test_a_file_cut_short_is_an_error_of_the_group_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranges, "_SIZES_TRUSTED_SECONDS", 0.0)
+    folder = write_rows(tmp_path, [600, 600])
+    fetcher = Fetcher([Dataset.from_path("rows", folder)])
+    zeros = np.zeros(2, np.int64)
+    wanted = Pointers(zeros, np.array([0, 1]), zeros, zeros)
+    fetcher.read(wanted)
+    assert fetcher._opened.get().together is not None
+    with (folder / "001.npy").open("r+b") as file:
+        file.truncate(200)
+    monkeypatch.setattr(fetcher._opened.get().together._watched, "_trusted_until", 0.0)
+    with pytest.raises(DatasetError, match=r"001\.npy.*cut short"):
+        fetcher.read(wanted)
+
+
+def test_more_shards_in_a_batch_than_can_be_open_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opened, "_MAX_OPEN", 6)
+    monkeypatch.setattr(opened, "_MIN_OPEN", 2)
+    dataset = Dataset.from_path("rows", write_rows(tmp_path, [2] * 20))
+    with DataLoader(dataset, 32, num_threads=0) as loader:
+        assert batches_of(loader) == [list(range(32)), list(range(32, 40))]
+        assert len(loader._pipeline.fetcher._opened.get()) <= 6
+
+
+def test_a_slab_is_computed_once_and_again_only_after_an_error() -> None:
+    computed = []
+
+    def compute() -> Pointers:
+        computed.append(len(computed))
+        if len(computed) == 1:
+            raise KeyboardInterrupt
+        return Pointers(*(np.arange(6) for _ in range(4)))
+
+    slab = items.Slab(compute)
+    parts = [
+        items.WorkItem(0, 2 * i, 2 * i + 2, items.SlabPart(slab, 2 * i, 2 * i + 2))
+        for i in range(3)
+    ]
+    assert not computed and [item.num_samples for item in parts] == [2, 2, 2]
+    with pytest.raises(KeyboardInterrupt):
+        items.pointers_of(parts)
+    assert items.pointers_of(parts).sample.tolist() == list(range(6))
+    again = items.unpacked(*items.packed(parts[1:]))
+    assert [item.pointers.sample.tolist() for item in again] == [[2, 3], [4, 5]]
+    assert [(item.start, item.stop) for item in again] == [(2, 4), (4, 6)]
+    assert len(computed) == 2
