@@ -24,7 +24,7 @@ MAX_LINES = 400
 
 # Layers from the bottom up; a file imports only from its own layer and from those before it.
 LAYERS = [
-    ("foundation", ["errors.py", "version.py", "checks.py", "extras.py"]),
+    ("foundation", ["errors.py", "version.py", "checks.py", "extras.py", "forks.py"]),
     ("arithmetic", ["arithmetic/"]),
     ("io", ["io/"]),
     ("work", ["work/"]),
@@ -41,7 +41,7 @@ LAYERS = [
 # The plan and all below it is plain arithmetic: files of work/ that may know torch.
 WORK_WITH_TORCH = {"work/source.py", "work/splitter.py"}
 FSSPEC_ONLY_IN = {"io/storage.py", "io/cache.py"}
-STARTS_THREADS = {"engine.py", "worker_side.py", "ahead.py", "io/indexing.py"}
+STARTS_THREADS = {"engine.py", "worker_side.py", "workers.py", "ahead.py", "io/indexing.py"}
 READS_TORCH_DISTRIBUTED = {"world.py"}
 
 

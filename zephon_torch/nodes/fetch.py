@@ -22,7 +22,7 @@ from zephon_torch.io.copies import CopyReader, ShardCopies
 from zephon_torch.io.dataset import Dataset, Reader, Samples, samples_of
 from zephon_torch.io.files import StoredFile
 from zephon_torch.io.formats.reader import ShardGroup
-from zephon_torch.nodes.opened import OfThisThread, OpenReaders
+from zephon_torch.nodes.opened import ThreadReaders, OpenReaders
 from zephon_torch.work.plan import Pointers
 
 ROWS = {"tokens", "megatron"}  # formats whose samples are rows, or sequences, of numbers
@@ -40,7 +40,7 @@ class Fetcher:
         self.datasets, self.copies = tuple(datasets), copies
         self._shards = _Shards(self.datasets, self.copies)
         self._parts = [number for number, d in enumerate(self.datasets) if d.is_part]
-        self._opened = OfThisThread(self._shards.open_readers)
+        self._opened = ThreadReaders(self._shards.open_readers)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"datasets": self.datasets, "copies": self.copies}

@@ -165,7 +165,7 @@ def _num_open() -> int:
     return sum(len(readers) for readers in tables if readers is not None)
 
 
-class OfThisThread(threading.local):
+class ThreadReaders(threading.local):
     """The open readers of the thread that asks. Empty again after a fork.
 
     Args:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from zephon_torch.forks import Lock
 from zephon_torch.work.plan import Pointers
 
 
@@ -71,7 +71,7 @@ class Slab:
             self._pointers = compute
         else:
             self._compute = compute
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     @property
     def pointers(self) -> Pointers:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +25,7 @@ import numpy.typing as npt
 from zephon_torch.arithmetic.apportion import MAX_POSITION
 from zephon_torch.arithmetic.permutation import MAX_N, Int64Array
 from zephon_torch.errors import ConfigurationError, MixtureError
+from zephon_torch.forks import Lock
 from zephon_torch.io.dataset import Dataset
 from zephon_torch.work.composition import Composition
 from zephon_torch.work.identity import identify
@@ -116,7 +116,7 @@ class Plan:
         self._present = np.array(present)
         self._numbers = {self.datasets[i].name: n for n, i in enumerate(present)}
         self._build([self.datasets[i] for i in present])
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def _build(self, present: Sequence[Dataset]) -> None:
         options, names = self.options, [d.name for d in present]
@@ -145,13 +145,6 @@ class Plan:
             levels=options.levels,
             reshuffle=[options.reshuffles(name) for name in names],
         )
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         length = "endless" if self.length is None else f"{self.length:,} positions"
