@@ -22,7 +22,7 @@ from zephon_torch.io.copies import CopyReader, ShardCopies
 from zephon_torch.io.dataset import Dataset, Reader, Samples, samples_of
 from zephon_torch.io.files import StoredFile
 from zephon_torch.io.formats.reader import ShardGroup
-from zephon_torch.nodes.opened import ThreadReaders, OpenReaders
+from zephon_torch.nodes.opened import OpenReaders, ThreadReaders
 from zephon_torch.work.plan import Pointers
 
 ROWS = {"tokens", "megatron"}  # formats whose samples are rows, or sequences, of numbers
