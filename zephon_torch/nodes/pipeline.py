@@ -12,6 +12,7 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from zephon_torch.io.copies import ShardCopies
 from zephon_torch.io.dataset import Samples, samples_of
@@ -99,7 +100,7 @@ class Pipeline:
     def finish(self, item: WorkItem, read: Samples) -> Made:
         """Transform and collate."""
         samples = samples_of(read)
-        if samples is read and isinstance(samples, np.ndarray) and samples.base is not None:
+        if samples is read and isinstance(samples, np.ndarray) and _is_part(samples):
             samples = samples.copy()  # of a window: a batch owns its memory
         if self.tolerance is not None:
             return self._finish_tolerantly(self.tolerance, item, samples)
@@ -114,6 +115,10 @@ class Pipeline:
         valid = None if all(kept.valid) else np.array(kept.valid)
         data = self.collate(kept.samples, kept)
         return Made(data, Mended(kept.pointers, valid, tuple(kept.bad)))
+
+
+def _is_part(rows: npt.NDArray[Any]) -> bool:
+    return rows.base is not None and rows.base.nbytes > rows.nbytes
 
 
 def make_pipeline(

@@ -1,9 +1,10 @@
 """Rows of equal length in mapped files: of one file, or of many in one gather.
 
 All maps of a process lie in one address space, so a row is an address, and rows of any files are
-rows of one array that begins at the lowest map and ends with the highest: row k of it begins k
-units up. One fancy index into that array replaces a loop over files. It never becomes an array of
-its own: it overlaps itself and spans what lies between the maps, which must not be touched.
+items of one array that begins at the lowest map and ends with the highest: item k of it is the row
+that begins k bytes up. One fancy index into that array replaces a loop over files. It never becomes
+an array of its own: it overlaps itself and spans what lies between the maps, which must not be
+touched.
 
 A wrong address is a segmentation fault, so record numbers are compared with the number of rows in
 each call, and shards that are not open have none. Nothing else in the package computes addresses;
@@ -104,13 +105,13 @@ class RowGroup:
 
     def __init__(self, kind: RowGroupKind, num_shards: int) -> None:
         self._dtype, self._row_length = kind.dtype, kind.row_length
-        self._row_bytes = kind.row_length * kind.dtype.itemsize
+        self._row = np.dtype((np.void, kind.row_length * kind.dtype.itemsize))
         self._addresses = np.zeros(num_shards, np.int64)
         self._num_rows = np.zeros(num_shards, np.uint64)  # 0 where no shard is open
         self._open: dict[int, int] = {}  # numbers of rows by shard
         self._watched = WatchedMaps()
         self._space: npt.NDArray[Any] | None = None
-        self._lowest = 0
+        self._offsets = self._addresses  # from where the space begins
 
     def add(self, number: int, reader: RowsReader) -> None:
         """Take in a reader."""
@@ -128,44 +129,36 @@ class RowGroup:
         self._space = None
 
     def read(self, numbers: Int64Array, samples: Int64Array) -> npt.NDArray[Any]:
-        """Rows, (n, row_length), that own their memory."""
+        """Rows, (n, row_length), in memory of their own."""
         # as unsigned, a negative number is a huge one
         if np.count_nonzero(samples.view(np.uint64) >= self._num_rows[numbers]):
             raise IndexError("a record outside of its shard")
         self._watched.check()
         if self._space is None:
             self._space = self._span()
-        places = samples * self._row_bytes
-        places += self._addresses[numbers]
-        places -= self._lowest
-        if self._space.itemsize > 1:
-            places //= self._space.itemsize
-        rows: npt.NDArray[Any] = self._space[places]
-        return rows.view(self._dtype)
+        places = samples * self._row.itemsize
+        places += self._offsets[numbers]
+        rows = self._space[places].view(self._dtype)
+        return rows.reshape(len(places), self._row_length)
 
     def _span(self) -> npt.NDArray[Any]:
-        """The address space from the lowest row to the highest one, one row at each unit."""
-        firsts = self._addresses[list(self._open)]
-        lasts = firsts + (np.array(list(self._open.values())) - 1) * self._row_bytes
-        self._lowest = int(firsts.min())
-        # values, if all are aligned, else bytes
-        is_aligned = not (firsts % self._dtype.itemsize).any()
-        dtype = self._dtype if is_aligned else np.dtype(np.uint8)
-        unit = dtype.itemsize
-        shape = (int(lasts.max()) - self._lowest) // unit + 1, self._row_bytes // unit
-        return np.asarray(_Span(self._lowest, shape, (unit, unit), dtype.str))
+        """The address space from the lowest row to the highest one, one row at each byte."""
+        numbers, num_rows = list(self._open), np.array(list(self._open.values()))
+        firsts = self._addresses[numbers]
+        lowest = int(firsts.min())
+        highest = int((firsts + (num_rows - 1) * self._row.itemsize).max())
+        self._offsets = self._addresses - lowest
+        return np.asarray(_Bytes(lowest, highest - lowest + 1, self._row))
 
 
-class _Span:
-    """Memory as numpy's array interface, version 3, describes it; read-only."""
+class _Bytes:
+    """Memory as numpy's array interface, version 3, describes it: an item at each byte."""
 
-    def __init__(
-        self, address: int, shape: tuple[int, int], strides: tuple[int, int], typestr: str
-    ) -> None:
+    def __init__(self, address: int, length: int, item: np.dtype[Any]) -> None:
         self.__array_interface__ = {
             "version": 3,
-            "data": (address, True),
-            "shape": shape,
-            "strides": strides,
-            "typestr": typestr,
+            "data": (address, True),  # read-only
+            "shape": (length,),
+            "strides": (1,),
+            "typestr": item.str,
         }
