@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any, Protocol, TypeAlias
 
-from zephon_torch.io.dataset import Samples
 from zephon_torch.nodes.made import Made
 from zephon_torch.nodes.pipeline import Pipeline
 from zephon_torch.nodes.window import Windows
@@ -117,12 +116,12 @@ class InlineEngine:
 class _InlineRun:
     def __init__(self, pipeline: Pipeline, windows: Iterator[Sequence[WorkItem]]) -> None:
         self._pipeline, self._windows = pipeline, windows
-        self._ready: deque[tuple[WorkItem, Samples | Exception]] = deque()
+        self._ready: deque[tuple[WorkItem, Any]] = deque()
 
     def __next__(self) -> tuple[WorkItem, Made | Exception]:
         if not self._ready:
             items = next(self._windows)
-            self._ready.extend(zip(items, self._pipeline.read_window(items), strict=True))
+            self._ready.extend(zip(items, self._pipeline.place_window(items), strict=True))
         item, read = self._ready.popleft()
         if isinstance(read, Exception):
             return item, read

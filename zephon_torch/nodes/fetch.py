@@ -21,6 +21,7 @@ from zephon_torch.io.content import directly
 from zephon_torch.io.copies import CopyReader, ShardCopies
 from zephon_torch.io.dataset import Dataset, Reader, Samples, samples_of
 from zephon_torch.io.files import StoredFile
+from zephon_torch.io.formats.mapped_rows import PlacedRows, RowGroup
 from zephon_torch.io.formats.reader import ShardGroup
 from zephon_torch.nodes.opened import OpenReaders, ThreadReaders
 from zephon_torch.work.plan import Pointers
@@ -61,10 +62,10 @@ class Fetcher:
         opened.begin()
         records = self._records(pointers)
         numbers = self._shards.numbers(pointers)
-        if self._shards.num_shards == 1:
-            return self._read_shard(opened, 0, records)
         if opened.together is not None:
             return self._read_group(opened, opened.together, numbers, records)
+        if self._shards.num_shards == 1:
+            return self._read_shard(opened, 0, records)
         groups = opened.groups_of(numbers)
         if groups is None:
             return self._read_by_shard(opened, numbers, records)
@@ -78,6 +79,14 @@ class Fetcher:
             for here in places
         ]
         return _in_order(places, parts, len(pointers))
+
+    def place(self, pointers: Pointers) -> Samples | PlacedRows:
+        """What :meth:`read` gives, or rows that are known to be there and still to be gathered."""
+        group = self._opened.get().together
+        if isinstance(group, RowGroup) and len(pointers):
+            with suppress(IndexError):
+                return group.place(self._shards.numbers(pointers), self._records(pointers))
+        return self.read(pointers)
 
     def first_row(self) -> npt.NDArray[Any] | None:
         """One of the rows, where samples are rows and can be read; None otherwise."""

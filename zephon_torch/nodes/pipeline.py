@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from zephon_torch.io.copies import ShardCopies
 from zephon_torch.io.dataset import Samples, samples_of
+from zephon_torch.io.formats.mapped_rows import PlacedRows
 from zephon_torch.nodes.batch import Collate
 from zephon_torch.nodes.fetch import Fetcher
 from zephon_torch.nodes.made import Made, Mended
@@ -47,12 +48,23 @@ class Pipeline:
         """Samples of a work item as they are stored."""
         return self._read(item.pointers)
 
-    def read_window(self, items: Sequence[WorkItem]) -> list[Samples | Exception]:
+    def place_window(self, items: Sequence[WorkItem]) -> list[Any]:
+        """As :meth:`read_window`, but rows are gathered when they are finished."""
+        if self.tolerance is not None:
+            return self.read_window(items)
+        return self._window(items, self.fetcher.place)
+
+    def read_window(self, items: Sequence[WorkItem]) -> list[Any]:
         """For each of consecutive items what :meth:`read` gives or raises; read in one go."""
+        return self._window(items, self._read)
+
+    def _window(
+        self, items: Sequence[WorkItem], read_all: Callable[[Pointers], Samples | PlacedRows]
+    ) -> list[Any]:
         if len(items) == 1:
             return [self._read_or_why_not(items[0])]
         try:
-            read = self._read(pointers_of(items))
+            read = read_all(pointers_of(items))
         except Exception:  # of one of them
             return [self._read_or_why_not(item) for item in items]
         sizes = [item.num_samples for item in items]
@@ -75,7 +87,7 @@ class Pipeline:
             for item, samples in zip(items, read, strict=True)
         ]
 
-    def finish_or_why_not(self, item: WorkItem, read: Samples) -> Made | Exception:
+    def finish_or_why_not(self, item: WorkItem, read: Samples | PlacedRows) -> Made | Exception:
         """What :meth:`finish` gives or raises."""
         try:
             return self.finish(item, read)
@@ -97,8 +109,10 @@ class Pipeline:
         except Exception as error:
             return error
 
-    def finish(self, item: WorkItem, read: Samples) -> Made:
+    def finish(self, item: WorkItem, read: Samples | PlacedRows) -> Made:
         """Transform and collate."""
+        if isinstance(read, PlacedRows):
+            read = read.gather()
         samples = samples_of(read)
         if samples is read and isinstance(samples, np.ndarray) and _is_part(samples):
             samples = samples.copy()  # of a window: a batch owns its memory

@@ -16,8 +16,8 @@ from zephon_torch.io.dataset import Dataset
 from zephon_torch.nodes.fetch import ROWS, Fetcher
 from zephon_torch.work.items import WorkItem
 
-_LOCAL_BYTES = 1 << 20  # as stored: as much as stays in a core's cache
-_LOCAL_BATCHES = 8
+_LOCAL_BYTES = 2 << 20  # as stored: stays in the cache, and is half a millisecond of work at least
+_LOCAL_BATCHES = 16
 _REMOTE_BYTES = 8 << 20
 _REMOTE_BATCHES = 32
 _IN_MEMORY = {"memory", "torch"}

@@ -13,6 +13,7 @@ readers of single files give the same rows, and are where errors come from.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -50,9 +51,14 @@ class MappedRows:
         return self._opened[0]
 
     @property
+    def array(self) -> Array:
+        """The rows as bytes, uint8[num_rows, row_bytes]; a view of the map."""
+        return self._opened[1]
+
+    @property
     def address(self) -> int:
         """Where row 0 stands in memory, while this is open."""
-        return int(self._opened[1].__array_interface__["data"][0])
+        return int(self.array.__array_interface__["data"][0])
 
     def take(self, samples: Int64Array) -> Array:
         """Rows by number, (n, row_length), which are there; they own their memory."""
@@ -91,6 +97,33 @@ class RowGroupKind:
         return RowGroup(self, num_shards)
 
 
+class PlacedRows:
+    """Rows that are known to be there, and where, but not read yet."""
+
+    __slots__ = ("_kind", "_places", "_space", "_watched")
+
+    def __init__(
+        self, space: Array, places: Int64Array, kind: RowGroupKind, watched: WatchedMaps
+    ) -> None:
+        self._space, self._places, self._kind, self._watched = space, places, kind, watched
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, where: slice) -> PlacedRows:
+        return PlacedRows(self._space, self._places[where], self._kind, self._watched)
+
+    def gather(self) -> Array:
+        """The rows, (n, row_length), in memory of their own.
+
+        Raises:
+            DatasetError: a file was cut short or written over.
+        """
+        self._watched.check()
+        rows = self._space[self._places].view(self._kind.dtype)
+        return rows.reshape(len(self._places), self._kind.row_length)
+
+
 class RowsReader(Protocol):
     """What a group takes in."""
 
@@ -104,11 +137,11 @@ class RowGroup:
     """Rows of one kind in maps; see `ShardGroup`."""
 
     def __init__(self, kind: RowGroupKind, num_shards: int) -> None:
-        self._dtype, self._row_length = kind.dtype, kind.row_length
+        self._kind = kind
         self._row = np.dtype((np.void, kind.row_length * kind.dtype.itemsize))
         self._addresses = np.zeros(num_shards, np.int64)
         self._num_rows = np.zeros(num_shards, np.uint64)  # 0 where no shard is open
-        self._open: dict[int, int] = {}  # numbers of rows by shard
+        self._open: dict[int, MappedRows] = {}
         self._watched = WatchedMaps()
         self._space: npt.NDArray[Any] | None = None
         self._offsets = self._addresses  # from where the space begins
@@ -118,7 +151,8 @@ class RowGroup:
         rows = reader.mapped
         self._addresses[number] = rows.address
         self._watched.add(number, rows.content)
-        self._num_rows[number] = self._open[number] = rows.layout.num_rows
+        self._num_rows[number] = rows.layout.num_rows
+        self._open[number] = rows
         self._space = None
 
     def remove(self, number: int) -> None:
@@ -128,33 +162,48 @@ class RowGroup:
         del self._open[number]
         self._space = None
 
-    def read(self, numbers: Int64Array, samples: Int64Array) -> npt.NDArray[Any]:
+    def read(self, numbers: Int64Array, samples: Int64Array) -> Array:
         """Rows, (n, row_length), in memory of their own."""
+        return self.place(numbers, samples).gather()
+
+    def place(self, numbers: Int64Array, samples: Int64Array) -> PlacedRows:
+        """The same rows, but not gathered yet; whatever is closed meanwhile, they can be."""
         # as unsigned, a negative number is a huge one
         if np.count_nonzero(samples.view(np.uint64) >= self._num_rows[numbers]):
             raise IndexError("a record outside of its shard")
-        self._watched.check()
         if self._space is None:
             self._space = self._span()
         places = samples * self._row.itemsize
         places += self._offsets[numbers]
-        rows = self._space[places].view(self._dtype)
-        return rows.reshape(len(places), self._row_length)
+        return PlacedRows(self._space, places, self._kind, self._watched)
 
     def _span(self) -> npt.NDArray[Any]:
         """The address space from the lowest row to the highest one, one row at each byte."""
-        numbers, num_rows = list(self._open), np.array(list(self._open.values()))
-        firsts = self._addresses[numbers]
-        lowest = int(firsts.min())
-        highest = int((firsts + (num_rows - 1) * self._row.itemsize).max())
+        opened = self._open.values()
+        lowest = min(rows.address for rows in opened)
+        highest = max(
+            rows.address + (rows.layout.num_rows - 1) * self._row.itemsize for rows in opened
+        )
         self._offsets = self._addresses - lowest
-        return np.asarray(_Bytes(lowest, highest - lowest + 1, self._row))
+        arrays = [rows.array for rows in opened]
+        return np.asarray(_Bytes(lowest, highest - lowest + 1, self._row, arrays))
 
 
 class _Bytes:
-    """Memory as numpy's array interface, version 3, describes it: an item at each byte."""
+    """Memory as numpy's array interface, version 3, describes it: an item at each byte.
 
-    def __init__(self, address: int, length: int, item: np.dtype[Any]) -> None:
+    Args:
+        address: of the first byte.
+        length: number of items.
+        item: their type.
+        arrays: what the memory belongs to. An array of this object keeps it, and with it the maps:
+            they cannot be closed as long as an array looks into them.
+    """
+
+    def __init__(
+        self, address: int, length: int, item: np.dtype[Any], arrays: Sequence[Array]
+    ) -> None:
+        self._arrays = arrays
         self.__array_interface__ = {
             "version": 3,
             "data": (address, True),  # read-only
