@@ -19,12 +19,13 @@ import re
 import threading
 import time
 import urllib.parse
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +51,20 @@ os.register_at_fork(
     after_in_parent=_resolving.release,
     after_in_child=_resolving.release,
 )
+
+
+class _Resolved(NamedTuple):
+    """What fsspec made of a path, for the process that asked: some file systems cross no fork."""
+
+    pid: int
+    storage: weakref.ref[RemoteStorage]
+    fs: Any
+    full: str
+
+
+# By storage and path. fsspec takes longer to look these up than a store nearby takes to answer.
+_resolved: dict[tuple[int, str], _Resolved] = {}
+_RESOLVED_KEPT = 1 << 16
 
 
 def connect(path: str, storage_options: Mapping[str, Any] | None = None) -> Storage:
@@ -160,6 +175,16 @@ class RemoteStorage(Storage):
 
     def _resolve(self, path: str) -> tuple[Any, str]:
         """Return the file system of this process and the path in its own spelling."""
+        known = _resolved.get((id(self), path))
+        if known is not None and known.pid == os.getpid() and known.storage() is self:
+            return known.fs, known.full
+        fs, full = self._look_up(path)
+        if len(_resolved) >= _RESOLVED_KEPT:
+            _resolved.clear()
+        _resolved[id(self), path] = _Resolved(os.getpid(), weakref.ref(self), fs, full)
+        return fs, full
+
+    def _look_up(self, path: str) -> tuple[Any, str]:
         import fsspec.core
 
         url, options = f"{self.scheme}://{self._join(path)}{self.tail}", self.options
@@ -207,6 +232,7 @@ class RemoteStorage(Storage):
         """One request a range; shorter than asked for only where the file ends before."""
         # Empty ranges cannot be said in a request: stores answer with an error, or with everything.
         read = dict.fromkeys(np.flatnonzero(starts == stops).tolist(), b"")
+        sizes = (stops - starts).tolist()
 
         def request(fs: Any, full: str) -> None:
             # a later try asks for what is missing only
@@ -215,6 +241,9 @@ class RemoteStorage(Storage):
             got = _cat_ranges(fs)([full] * len(left), *ranges, on_error="return")
             failed: BaseException | None = None
             for at, part in zip(left, got, strict=True):
+                if type(part) is bytes and len(part) == sizes[at]:
+                    read[at] = part
+                    continue
                 try:
                     read[at] = self._checked(path, part, int(starts[at]), int(stops[at]))
                 except Exception as error:
