@@ -6,6 +6,7 @@ either find what they expect. It has no position: where a run stands is the load
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -269,19 +270,22 @@ class ChunkSplitter(DistributedSampler[list[Pointer]]):
         return _Items(self, epoch, delivered)
 
     def slab(self, epoch: int, starts: Sequence[int], lanes: int) -> list[WorkItem]:
-        """Work of the global batches that begin at `starts`, in one computation."""
+        """Work of the global batches that begin at `starts` (ascending), in one computation."""
         size, total = self.global_batch_size, self.source.total_samples
-        sizes = [int(min(size, total - start)) for start in starts]
+        sizes = [size if start + size <= total else int(total - start) for start in starts]
         shares = {
-            n: rank_places(n, rank=self.rank, num_replicas=self.num_replicas) for n in set(sizes)
+            n: rank_places(n, rank=self.rank, num_replicas=self.num_replicas)
+            for n in sorted(set(sizes), reverse=True)
         }
-        places = [shares[n][0] for n in sizes]
-        widths = [len(p) for p in places]
-        delivered = items_of(
-            np.repeat(starts, widths), np.repeat(sizes, widths), np.concatenate(places), lanes
-        )
-        pointers = self.source.pointers(self._positions(delivered, lanes), epoch)
-        edges = np.cumsum([0, *widths]).tolist()
+        # only the last batch of an epoch is smaller, so batches of one size stand together
+        first, of_size = np.array(starts), np.array(sizes)
+        delivered = [
+            items_of(first[of_size == n], n, places, lanes).ravel()
+            for n, (places, _) in shares.items()
+        ]
+        pointers = self.source.pointers(self._positions(np.concatenate(delivered), lanes), epoch)
+        widths = {n: len(places) for n, (places, _) in shares.items()}
+        edges = list(itertools.accumulate((widths[n] for n in sizes), initial=0))
         needed = size if self.drop_last else 1  # samples that another batch would take
         items = []
         for i, (start, n) in enumerate(zip(starts, sizes, strict=True)):
