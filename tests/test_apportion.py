@@ -251,3 +251,13 @@ def test_many_positions_are_those_of_one_at_a_time(weights: list[int], data: st.
         wanted = data.draw(st.lists(st.integers(1, max(most, 1)), min_size=1, max_size=5))
         found = tree.positions(leaf, np.array(wanted)).tolist()
         assert found == [tree.position(leaf, m) for m in wanted]
+
+
+@settings(max_examples=60)
+@given(ANY, st.lists(st.integers(0, MAX_POSITION - 1), min_size=1, max_size=40))
+def test_counts_of_many_prefixes_are_those_of_one_at_a_time(
+    weights: list[int], prefixes: list[int]
+) -> None:
+    tree = SplitTree(weights)
+    several = np.array(prefixes * 20)  # plain integers for few, whole arrays for many
+    assert tree.counts(several).tolist() == [counts(weights, p) for p in prefixes] * 20

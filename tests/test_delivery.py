@@ -76,7 +76,7 @@ def test_delivery_far_out(length: int, lanes: int, chunk_size: int, data: st.Dat
 @settings(max_examples=300)
 @given(st.integers(0, 200), st.integers(1, 60), LANES)
 def test_a_batch_stands_lane_by_lane(start: int, size: int, lanes: int) -> None:
-    found = items_of(np.array([start]), np.array([size]), np.arange(size), lanes).tolist()
+    found = items_of(np.array([start]), size, np.arange(size), lanes)[0].tolist()
     expected = [
         item for lane in range(lanes) for item in range(start, start + size) if item % lanes == lane
     ]

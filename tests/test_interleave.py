@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from zephon_torch.arithmetic.apportion import SplitTree
 from zephon_torch.io import Dataset
-from zephon_torch.work import StaticMixtureWorkSource
+from zephon_torch.work import StaticMixtureWorkSource, interleave
 from zephon_torch.work.interleave import (
     Pieces,
     balanced_at,
-    balanced_labels,
     balanced_offset,
     shuffled_labels,
 )
@@ -44,6 +43,23 @@ def ranks_of(labels: list[int]) -> list[int]:
     return [labels[:offset].count(label) for offset, label in enumerate(labels)]
 
 
+def labels_at(
+    pieces: Pieces, key: int, row: np.ndarray, offset: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Leaf and rank of each element, after checking that they came leaf by leaf."""
+    place, leaf, rank = balanced_at(pieces, key, row, offset)
+    assert sorted(place.tolist()) == list(range(len(offset)))
+    runs = np.flatnonzero(np.diff(leaf, prepend=-1))
+    assert len(runs) == len(set(leaf.tolist()))
+    back = np.argsort(place)
+    return leaf[back], rank[back]
+
+
+def balanced_labels(pieces: Pieces, key: int, row: int) -> tuple[np.ndarray, np.ndarray]:
+    size = int(pieces.quotas[row].sum())
+    return labels_at(pieces, key, np.full(size, row), np.arange(size))
+
+
 @settings(max_examples=120)
 @given(piece_lists(), KEYS)
 def test_balanced_order_equals_the_oracle(pieces: Pieces, key: int) -> None:
@@ -68,16 +84,16 @@ def test_shuffled_order_equals_the_oracle(pieces: Pieces, key: int) -> None:
 
 @settings(max_examples=120)
 @given(piece_lists(), KEYS)
-def test_whole_pieces_single_places_and_the_inverse_agree(pieces: Pieces, key: int) -> None:
+def test_few_leaves_many_leaves_and_the_inverse_agree(pieces: Pieces, key: int) -> None:
     sizes = pieces.quotas.sum(axis=1)
-    rows = np.repeat(np.arange(len(sizes)), sizes)
-    offsets = np.concatenate([np.arange(size) for size in sizes])
     # backwards, so that no order of the questions is assumed
-    leaves, ranks = balanced_at(pieces, key, rows[::-1].copy(), offsets[::-1].copy())
-    leaves, ranks = leaves[::-1], ranks[::-1]
-    whole = [balanced_labels(pieces, key, row) for row in range(len(sizes))]
-    assert np.array_equal(leaves, np.concatenate([labels for labels, _ in whole]))
-    assert np.array_equal(ranks, np.concatenate([places for _, places in whole]))
+    rows = np.repeat(np.arange(len(sizes)), sizes)[::-1].copy()
+    offsets = np.concatenate([np.arange(size) for size in sizes])[::-1].copy()
+    leaves, ranks = labels_at(pieces, key, rows, offsets)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interleave, "_MANY_LEAVES", 0)
+        again = labels_at(pieces, key, rows, offsets)
+    assert np.array_equal(leaves, again[0]) and np.array_equal(ranks, again[1])
     for leaf in range(pieces.quotas.shape[1]):
         at = np.flatnonzero(leaves == leaf)
         found = balanced_offset(pieces, key, rows[at], leaf, ranks[at])
@@ -100,7 +116,7 @@ def test_large_pieces_agree_with_the_oracle() -> None:
     labels, ranks = balanced_labels(pieces, 99, 0)
     expected = oracle.balanced(weights, pieces.quotas[0].tolist(), 5, 99)
     assert labels.tolist() == expected
-    leaves, places = balanced_at(pieces, 99, np.zeros(16384, np.int64), np.arange(16384))
+    leaves, places = labels_at(pieces, 99, np.zeros(16384, np.int64), np.arange(16384))
     assert np.array_equal(leaves, labels) and np.array_equal(places, ranks)
 
 
@@ -125,7 +141,7 @@ def test_deep_trees_and_extreme_rates_equal_the_oracle(chunk: int, shape: str) -
     expected = oracle.balanced(weights, pieces.quotas[0].tolist(), chunk, 1)
     labels, _ = balanced_labels(pieces, 1, 0)
     assert labels.tolist() == expected
-    leaves, _ = balanced_at(pieces, 1, np.zeros(300, np.int64), np.arange(300))
+    leaves, _ = labels_at(pieces, 1, np.zeros(300, np.int64), np.arange(300))
     assert leaves.tolist() == expected
 
 

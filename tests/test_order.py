@@ -180,6 +180,16 @@ def test_global_ignores_the_order_of_shards() -> None:
     )
 
 
+@pytest.mark.parametrize("shards", [False, True])
+def test_a_giant_among_hundreds_of_tiny_shards_hides_none_of_them(shards: bool) -> None:
+    sizes = [1, 2] * 200 + [10**4] + [1] * 200
+    samples = order(sizes, (shards, False, None), seed=4)
+    rows = one_pass(samples)
+    assert sorted(rows) == [(j, i) for j, size in enumerate(sizes) for i in range(size)]
+    assert all(i == 0 or rows[at - 1] == (j, i - 1) for at, (j, i) in enumerate(rows))
+    assert (shards_in_order(rows) == list(range(len(sizes)))) is not shards
+
+
 # --- passes and epochs ---------------------------------------------------------------------------
 
 SHUFFLING = [c for c in COMBINATIONS if (c[0] or c[1] or c[2]) and c[2] != 1]

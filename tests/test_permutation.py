@@ -78,7 +78,9 @@ def test_known_answers() -> None:
     assert permute(np.arange(10), 10, 1).tolist() == [2, 6, 0, 9, 1, 3, 7, 8, 5, 4]
     assert permute(np.arange(6), 1000, 1).tolist() == [503, 170, 419, 282, 949, 735]
     assert permute(np.arange(2), 10**12, 1).tolist() == [978032838264, 699986914362]
-    assert permutation.hash_order(uint64(1), 10).tolist() == [[2, 4, 0, 5, 9, 8, 1, 6, 7, 3]]
+    assert permutation.hash_order(uint64(1), np.array([10])).tolist() == [
+        [2, 4, 0, 5, 9, 8, 1, 6, 7, 3]
+    ]
 
 
 @settings(max_examples=150)
@@ -121,7 +123,7 @@ def test_each_element_may_have_its_own_size_and_key(rows: list[tuple[int, int, i
 @settings(max_examples=50)
 @given(st.integers(1, 200), st.lists(KEYS, min_size=1, max_size=3))
 def test_hash_order_equals_the_oracle(n: int, row_keys: list[int]) -> None:
-    rows = permutation.hash_order(uint64(*row_keys), n)
+    rows = permutation.hash_order(uint64(*row_keys), np.array([n]))
     assert rows.tolist() == [oracle.hash_order(key, n) for key in row_keys]
     assert (np.sort(rows, axis=1) == np.arange(n)).all()
 
@@ -342,3 +344,25 @@ def test_both_parities_appear() -> None:
         inversions = sum(order[i] > order[j] for i in range(64) for j in range(i + 1, 64))
         odd += inversions % 2
     assert abs(odd - 200) / 10 < LIMIT
+
+
+@settings(max_examples=100)
+@given(
+    st.lists(st.tuples(st.integers(1, 60), KEYS, st.integers(1, 5)), min_size=1, max_size=6),
+    st.integers(0, 10**6),
+)
+def test_runs_are_mapped_as_their_elements_are(runs: list[tuple[int, int, int]], x: int) -> None:
+    sizes, keys = np.array([n for n, _, _ in runs]), [k for _, k, _ in runs]
+    lengths = np.array([length for _, _, length in runs])
+    wide_n, wide_keys = np.repeat(sizes, lengths), np.repeat(uint64(*keys), lengths)
+    xs = (x + np.arange(len(wide_n))) % wide_n
+    for mapping in (permutation.permute, permutation.unpermute):
+        expected = mapping(xs, wide_n, wide_keys).tolist()
+        assert mapping(xs, sizes, uint64(*keys), lengths).tolist() == expected
+
+
+def test_orders_of_different_sizes_are_those_of_each_alone() -> None:
+    sizes, keys = np.array([9, 16, 12]), uint64(5, 6, 7)
+    rows = permutation.hash_order(keys, sizes)
+    for row, n, key in zip(rows, sizes.tolist(), keys.tolist(), strict=True):
+        assert row[:n].tolist() == oracle.hash_order(key, n)

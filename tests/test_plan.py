@@ -15,9 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_stopping import rules
 
+from zephon_torch.arithmetic import apportion
 from zephon_torch.errors import ConfigurationError
 from zephon_torch.io import Dataset
-from zephon_torch.work import StaticMixtureWorkSource, composition, order
+from zephon_torch.work import (
+    StaticMixtureWorkSource,
+    composition,
+    interleave,
+    order,
+    shard_tables,
+)
 from zephon_torch.work.describe import summarize
 from zephon_torch.work.plan import Plan, Pointers
 
@@ -154,7 +161,10 @@ def test_what_is_kept_and_computed_at_once_does_not_show(setup: Setup, data: st.
         patch.setattr(order, "_TABLE_CELLS", 1)
         patch.setattr(composition, "_CELLS_AT_ONCE", data.draw(st.sampled_from([1, 12])))
         patch.setattr(composition, "_LABELS_KEPT", data.draw(st.sampled_from([1, 100])))
-        patch.setattr(composition, "_MANY_LEAVES", data.draw(st.sampled_from([1, 2, 128])))
+        patch.setattr(shard_tables, "_CELLS_AT_ONCE", data.draw(st.sampled_from([1, 12])))
+        patch.setattr(interleave, "_MANY_LEAVES", data.draw(st.sampled_from([1, 2, 128])))
+        patch.setattr(interleave, "_FEW_STRETCHES", data.draw(st.sampled_from([0, 2, 10**6])))
+        patch.setattr(apportion, "_FEW", data.draw(st.sampled_from([0, 200])))
         plan = setup.source().plan
         for epoch in (0, 1, 0):
             asked = data.draw(st.permutations(range(length)))

@@ -27,9 +27,9 @@ import numpy as np
 from zephon_torch.arithmetic.permutation import Int64Array
 
 MAX_POSITION = 1 << 56
-"""Positions must stay below: the long division in :func:`_scaled` is exact up to here."""
+"""Positions must stay below: the division in :func:`_scaled` is exact up to here."""
 
-_DIGIT = 14
+_FEW = 200  # products of leaves and prefixes up to which plain integers are faster
 _Int64s: TypeAlias = Int64Array | np.int64
 
 
@@ -50,6 +50,8 @@ class SplitTree:
             (0 for leaves).
         depth: int64[2D-1], distance from the root.
         levels: the joined nodes from the root down, one array per depth.
+        walk: int64[D], the leaves from left to right, heavy children being on the left.
+        first, last: int64[2D-1], the leaves below each node are ``walk[first:last]``.
     """
 
     def __init__(self, weights: Sequence[int]) -> None:
@@ -66,10 +68,16 @@ class SplitTree:
             unit = np.full_like(joined, 1 << 32)
             whole = self.weight[joined]
             self.rate[joined] = _scaled(unit, self.weight[self.heavy[joined]], whole, whole >> 1)
+        self.walk, self.first, self.last = self._walk()
+        self._joined = [
+            (h, s, weight[h], weight[h] + weight[s])
+            for h, s in zip(heavy[self.num_leaves :], light[self.num_leaves :], strict=True)
+        ]
         # what one level of counts() needs, gathered once
         self._level_weights = [
             (nodes, self.heavy[nodes], self.light[nodes],
-             self.weight[self.heavy[nodes]], self.weight[nodes])
+             self.weight[self.heavy[nodes], None], self.weight[nodes, None],
+             self.weight[nodes, None] >> 1)
             for nodes in self.levels
         ]  # fmt: skip
 
@@ -82,14 +90,36 @@ class SplitTree:
         Returns:
             int64[m, D]; each row sums to its prefix length. Pure, O(m D).
         """
+        if len(prefixes) * self.num_leaves <= _FEW:
+            rows = [self._counts(p) for p in prefixes.tolist()]
+            return np.array(rows, np.int64).reshape(len(rows), self.num_leaves)
         held = np.zeros((self.root + 1, len(prefixes)), np.int64)
         held[self.root] = prefixes
-        for nodes, heavy, light, part, whole in self._level_weights:
+        for nodes, heavy, light, part, whole, half in self._level_weights:
             n = held[nodes]
-            given = _scaled(n, part[:, None], whole[:, None], whole[:, None] >> 1)
+            given = _scaled(n, part, whole, half)
             held[heavy] = given
             held[light] = n - given
         return np.ascontiguousarray(held[: self.num_leaves].T)
+
+    def _counts(self, prefix: int) -> list[int]:
+        """:meth:`counts` of one prefix, in plain integers: much faster where nodes are few."""
+        held = [0] * self.root + [prefix]
+        for node in range(self.root, self.num_leaves - 1, -1):
+            heavy, light, part, whole = self._joined[node - self.num_leaves]
+            held[heavy] = (held[node] * part + (whole >> 1)) // whole
+            held[light] = held[node] - held[heavy]
+        return held[: self.num_leaves]
+
+    def _walk(self) -> tuple[Int64Array, Int64Array, Int64Array]:
+        leaves = np.ones(self.root + 1, np.int64)
+        for nodes in reversed(self.levels):
+            leaves[nodes] = leaves[self.heavy[nodes]] + leaves[self.light[nodes]]
+        first = np.zeros_like(leaves)
+        for nodes in self.levels:
+            first[self.heavy[nodes]] = first[nodes]
+            first[self.light[nodes]] = first[nodes] + leaves[self.heavy[nodes]]
+        return np.argsort(first[: self.num_leaves]), first, first + leaves
 
     def position(self, leaf: int, m: int) -> int:
         """Smallest p with n_leaf(p) >= m; 0 for m <= 0. Any size of integer."""
@@ -151,15 +181,15 @@ def _scaled(n: Int64Array, times: _Int64s, over: _Int64s, plus: _Int64s) -> Int6
     """floor((n * times + plus) / over) of numbers >= 0.
 
     Exact for n and the result < 2**56, `times` and `over` <= 2**46, and -2**46 < `plus` < 2**46.
+
+    A float estimate of n * times / over is off by less than 2**5, so what it leaves of the sum is
+    below 2**52, and comes out right although the products wrap around at 2**64. Dividing that by
+    `over` mends the estimate, whatever its rounding was.
     """
-    largest = int(n.max(initial=0))
-    if largest * int(times.max()) < 1 << 62:
-        return (n * times + plus) // over
-    # long division in digits of 14 bits: no intermediate passes 2**61
-    quotient, remainder = np.zeros_like(n), np.zeros_like(n)
-    for digit in range((largest.bit_length() - 1) // _DIGIT, -1, -1):
-        value = (remainder << _DIGIT) + (n >> (_DIGIT * digit) & ((1 << _DIGIT) - 1)) * times
-        step = value // over
-        remainder = value - step * over
-        quotient = (quotient << _DIGIT) + step
-    return quotient + (remainder + plus) // over
+    estimate: Int64Array = (n * (times / over)).astype(np.int64)
+    left = n * times
+    left -= estimate * over
+    left += plus
+    left //= over
+    estimate += left
+    return estimate

@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from zephon_torch.arithmetic.permutation import Int64Array, text_key
+from zephon_torch.arithmetic.permutation import text_key
+from zephon_torch.arithmetic.runs import Int64Array, lengths_of, runs_of
 from zephon_torch.work.interleave import (
     Pieces,
     balanced_at,
-    balanced_labels,
     balanced_offset,
+    by_leaf,
     shuffled_labels,
 )
 from zephon_torch.work.stopping import Segments
@@ -29,7 +29,6 @@ Interleave: TypeAlias = Literal["balanced", "shuffle"]
 
 _CELLS_AT_ONCE = 1 << 21  # quotas (pieces x datasets) held at once
 _LABELS_KEPT = 1 << 21  # offsets whose labels are kept for the next call
-_MANY_LEAVES = 128  # from here on a path per position is faster than node by node
 
 
 class Composition:
@@ -55,18 +54,36 @@ class Composition:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_labels": OrderedDict()}
 
-    def ranks(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Dataset and rank in its stream at each position, int64[n] -> two int64[n]."""
-        segment = np.searchsorted(self._segments.start, positions, side="right") - 1
-        chunk_start = positions - positions % self._chunk_size
-        starts, row = _distinct(np.maximum(chunk_start, self._segments.start[segment]))
-        dataset, rank = np.empty_like(positions), np.empty_like(positions)
+    def ranks(self, positions: Int64Array) -> tuple[Int64Array | slice, Int64Array, Int64Array]:
+        """Dataset and rank in its stream at each position, int64[n].
+
+        Returns:
+            (place, dataset, rank): the dataset and rank of ``positions[place]``. Mostly dataset by
+            dataset and ascending in each, which makes what follows cheap.
+        """
+        if not len(positions):
+            return slice(None), positions, positions
+        piece, starts = self._pieces_of(positions)
+        order = _ascending(piece)
+        if order is not None:
+            piece, starts, positions = piece[order], starts[order], positions[order]
+        if self._num_datasets == 1:
+            place = slice(None) if order is None else order
+            return place, np.zeros_like(positions), positions
+        begins = runs_of(piece)
+        starts, lengths = starts[begins], lengths_of(begins, len(piece))
+        found = []
         for first, last in self._groups(starts):
-            members = np.flatnonzero((row >= first) & (row < last))
-            dataset[members], rank[members] = self._ranks_in(
-                starts[first:last], row[members] - first, positions[members]
-            )
-        return dataset, rank
+            row = np.repeat(np.arange(last - first), lengths[first:last])
+            begin = int(begins[first])
+            offset = positions[begin : begin + len(row)] - starts[first:last].take(row)
+            place, dataset, rank = self._ranks_in(starts[first:last], row, offset)
+            found.append((place + begin, dataset, rank))
+        place, dataset, rank = (
+            arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+            for arrays in zip(*found, strict=True)
+        )
+        return place if order is None else order[place], dataset, rank
 
     def drawn(self, dataset: int, stop: int) -> int:
         """An upper bound of the samples of a dataset that stand before `stop`.
@@ -120,47 +137,52 @@ class Composition:
             live,
         )
 
-    def _ranks_in(
-        self, starts: Int64Array, row: Int64Array, positions: Int64Array
-    ) -> tuple[Int64Array, Int64Array]:
-        pieces, before, live = self._pieces(starts)
-        offset = positions - starts[row]
-        leaf, rank = np.empty_like(offset), np.empty_like(offset)
-        wanted = np.bincount(row, minlength=len(starts))
-        whole = self._by_labels(pieces, wanted)
-        for r in np.flatnonzero(whole):
-            here = slice(None) if len(starts) == 1 else np.flatnonzero(row == r)
-            labels = self._labels_of(pieces, int(r))
-            leaf[here], rank[here] = (a[offset[here]] for a in labels)
-        rest = np.flatnonzero(~whole[row])
-        if len(rest):
-            leaf[rest], rank[rest] = balanced_at(pieces, self._key, row[rest], offset[rest])
-        rank += before[row, leaf]
-        return live[leaf], rank
+    def _pieces_of(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Number and start of the piece of each position; pieces are numbered in their order."""
+        chunk = positions // self._chunk_size
+        starts = chunk * self._chunk_size
+        if len(self._segments.start) == 1:
+            return chunk, starts
+        segment = np.searchsorted(self._segments.start, positions, side="right") - 1
+        return chunk + segment, np.maximum(starts, self._segments.start[segment])
 
-    def _by_labels(self, pieces: Pieces, wanted: Int64Array) -> npt.NDArray[np.bool_]:
-        """Which pieces are labelled as a whole: the result is the same, the cost is not."""
+    def _ranks_in(
+        self, starts: Int64Array, row: Int64Array, offset: Int64Array
+    ) -> tuple[Int64Array, Int64Array, Int64Array]:
+        pieces, before, live = self._pieces(starts)
         if self._interleave == "shuffle":
-            return np.ones(len(wanted), bool)
-        few_leaves = 1 < pieces.tree.num_leaves <= _MANY_LEAVES
-        most: npt.NDArray[np.bool_] = 3 * wanted > pieces.quotas.sum(axis=1)
-        return most & few_leaves
+            place, leaf, rank = self._shuffled_at(pieces, row, offset)
+        else:
+            place, leaf, rank = balanced_at(pieces, self._key, row, offset)
+        rank += before.ravel().take(row.take(place) * len(live) + leaf)
+        return place, live.take(leaf), rank
+
+    def _shuffled_at(
+        self, pieces: Pieces, row: Int64Array, offset: Int64Array
+    ) -> tuple[Int64Array, Int64Array, Int64Array]:
+        leaf, rank = np.empty_like(offset), np.empty_like(offset)
+        for r in range(len(pieces.start)):
+            here = slice(*np.searchsorted(row, [r, r + 1]))
+            leaf[here], rank[here] = (a[offset[here]] for a in self._labels_of(pieces, r))
+        return by_leaf(leaf, rank, pieces.tree.num_leaves)
 
     def _labels_of(self, pieces: Pieces, row: int) -> tuple[Int64Array, Int64Array]:
         start = int(pieces.start[row])
         labels = self._labels.get(start)
         if labels is None:
-            make = shuffled_labels if self._interleave == "shuffle" else balanced_labels
-            labels = make(pieces, self._key, row)
+            labels = shuffled_labels(pieces, self._key, row)
             while len(self._labels) >= max(2, _LABELS_KEPT // self._chunk_size):
                 self._labels.popitem(last=False)
             self._labels[start] = labels
         return labels
 
 
-def _distinct(starts: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Ascending distinct values, and for each element the number of its value."""
-    if len(starts) and (starts[0] == starts).all():
-        return starts[:1], np.zeros_like(starts)
-    values, row = np.unique(starts, return_inverse=True)
-    return values, row
+def _ascending(numbers: Int64Array) -> Int64Array | None:
+    """What sorts numbers, equal ones in the order given; None where they are sorted."""
+    if not (numbers[1:] < numbers[:-1]).any():
+        return None
+    numbers = numbers - numbers.min()
+    # 16 bits are sorted by radix, several times faster
+    return np.argsort(
+        numbers.astype(np.uint16) if numbers.max() < 1 << 16 else numbers, kind="stable"
+    )

@@ -39,34 +39,50 @@ def positions_of(delivered: Int64Array, *, lanes: int, chunk_size: int, length: 
     if lanes == 1:
         return delivered
     round_size = lanes * chunk_size
-    rounds_end = length // round_size * round_size
-    start = delivered - delivered % round_size
+    start = delivered // round_size * round_size
     item = delivered - start
-    lane, offset = item % lanes, item // lanes
-    # pieces of a round: `chunk_size` each, in the last one `piece` and one more for the first few
-    piece, longer = np.divmod(length - rounds_end, lanes)
-    in_last = start >= rounds_end
-    piece_start = np.where(in_last, lane * piece + np.minimum(lane, longer), lane * chunk_size)
-    positions: Int64Array = start + piece_start + offset
+    offset = item // lanes
+    lane = item - offset * lanes
+    positions = start + offset
+    positions += lane * chunk_size
+    # pieces of the last round: `piece` positions each, and one more for the first few
+    last_start = length // round_size * round_size
+    piece, longer = divmod(length - last_start, lanes)
+    last = (start == last_start).nonzero()[0]
+    if len(last):
+        lane = lane[last]
+        positions[last] = last_start + lane * piece + np.minimum(lane, longer) + offset[last]
     return positions
 
 
-def items_of(starts: Int64Array, sizes: Int64Array, places: Int64Array, lanes: int) -> Int64Array:
-    """Delivered index at each place of a global batch. All arrays broadcast.
+def items_of(starts: Int64Array, size: int, places: Int64Array, lanes: int) -> Int64Array:
+    """Delivered index at places of global batches of one size.
 
     Args:
-        starts: first delivered index of the global batch.
-        sizes: its number of items.
-        places: place in the batch, in [0, size).
+        starts: int64[n], first delivered index of each global batch.
+        size: its number of items.
+        places: int64[b], places in each batch, in [0, size).
         lanes: L.
 
-    Of a batch [start, start + size), lane l holds ``size // L`` items, and one more for the
-    ``size % L`` lanes from ``start % L`` on, cyclically. In the order of lanes these make up to
-    four runs: wrapped lanes with one more, lanes without, lanes with one more, lanes without.
+    Returns:
+        int64[n, b]. What stands at a place depends on the start only by its lane, of which batches
+        that follow each other have few.
     """
     if lanes == 1:
-        return starts + places
-    first, each, more = starts % lanes, sizes // lanes, sizes % lanes
+        return starts[:, None] + places
+    first, which = np.unique(starts % lanes, return_inverse=True)
+    ahead = _ahead(first[:, None], size, places, lanes)
+    return ahead[which] + starts[:, None]
+
+
+def _ahead(first: Int64Array, size: int, places: Int64Array, lanes: int) -> Int64Array:
+    """How far behind its start, in lane `first`, a batch has the item of each place.
+
+    Lane l holds ``size // L`` items of the batch, and one more for the ``size % L`` lanes from
+    `first` on, cyclically. In the order of lanes these make up to four runs: wrapped lanes with one
+    more, lanes without, lanes with one more, lanes without.
+    """
+    each, more = divmod(size, lanes)
     wrapped = np.maximum(first + more - lanes, 0)
     # where each run begins: as a lane, and as a place
     lane_1, lane_2, lane_3 = wrapped, first, first + more - wrapped
@@ -76,11 +92,11 @@ def items_of(starts: Int64Array, sizes: Int64Array, places: Int64Array, lanes: i
     run = 0 + (places >= place_1) + (places >= place_2) + (places >= place_3)
     lane_start = _by_run(run, lane_1, lane_2, lane_3)
     place_start = _by_run(run, place_1, place_2, place_3)
-    held = np.where(run % 2 == 0, each + 1, np.maximum(each, 1))
+    held = np.where(run % 2 == 0, each + 1, max(each, 1))
     lane, nth = np.divmod(places - place_start, held)
     lane += lane_start
-    delivered: Int64Array = starts + (lane - first) % lanes + nth * lanes
-    return delivered
+    ahead: Int64Array = (lane - first) % lanes + nth * lanes
+    return ahead
 
 
 def _by_run(

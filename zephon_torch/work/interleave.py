@@ -34,20 +34,28 @@ order. ``key`` is ``text_key("zephon_torch/interleave/1", str(seed))``.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from zephon_torch.arithmetic.apportion import SplitTree
-from zephon_torch.arithmetic.permutation import Int64Array, U, UInt64Array, mix, permute, subkeys
+from zephon_torch.arithmetic.permutation import U, UInt64Array, mix, permute, subkeys
+from zephon_torch.arithmetic.runs import Int64Array, runs_of
 
 _PRIMES = [p for p in range(2, 312) if all(p % q for q in range(2, math.isqrt(p) + 1))]
 _ALPHA = np.array([math.isqrt(p << 128) & ((1 << 64) - 1) for p in _PRIMES], U)
 _ONE = 1 << 32
 _S32 = U(32)
+_NEVER = 1 << 62
+_FEW_STRETCHES = 2
+_MANY_LEAVES = 128  # beyond, a path per element is faster than node by node
 _LATE_PART = 16  # a flipped item is one of the last 1/16: late enough, and not all at one offset
+
+_Group: TypeAlias = tuple[int, Int64Array, Int64Array]  # a leaf, the places and ranks of its items
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +76,14 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True)
 class _Spread:
-    """How each node spreads its items, int64[P, nodes]; for leaves only the quota means anything.
+    """How each node spreads its items, int64[nodes, P]; for leaves only the quota means anything.
 
     Attributes:
         quota: items.
         phase: of the heavy child, in units of 2**-32.
         more: items that the quota wants beyond the rate, -1, 0 or 1.
-        flipped: number of the item that goes to the other child, -1 where there is none.
+        flipped: number of the item that goes to the other child, past all items where there is
+            none.
     """
 
     quota: Int64Array
@@ -85,7 +94,7 @@ class _Spread:
 
 def balanced_at(
     pieces: Pieces, key: int, row: Int64Array, offset: Int64Array
-) -> tuple[Int64Array, Int64Array]:
+) -> tuple[Int64Array, Int64Array, Int64Array]:
     """Leaf at each (piece, offset), and its rank among the piece's items of that leaf.
 
     Args:
@@ -93,56 +102,130 @@ def balanced_at(
         offset: int64[m], in [0, quota of the piece).
 
     Returns:
-        (leaf, rank), int64[m] each. Pure; one path down the tree per element.
+        (place, leaf, rank), int64[m] each, leaf by leaf: element place[i] is at leaf[i]. (Where
+        `offset` is made of two stretches of numbers, first all leaves of the one, then of the
+        other.) Elements of one leaf keep their order. Pure.
     """
-    tree = pieces.tree
+    tree, place = pieces.tree, np.arange(len(offset))
     if tree.num_leaves == 1:
-        return np.zeros_like(offset), offset
+        return place, np.zeros_like(offset), offset
     spread = _spread(pieces, key)
-    phases, mores, flips = (a.ravel() for a in (spread.phase, spread.more, spread.flipped))
-    leaf, rank = np.empty_like(offset), np.empty_like(offset)
-    place, base = np.arange(len(offset)), row * (tree.root + 1)
-    node, n = np.full_like(offset, tree.root), offset
-    while len(place):
-        cell, rate = base + node, tree.rate[node]
-        scaled, flipped = n * rate + phases[cell], flips[cell]
-        to_heavy = ((scaled & (_ONE - 1)) >= _ONE - rate) ^ (n == flipped)
-        passed = (scaled >> 32) + mores[cell] * (n > flipped)
-        n = np.where(to_heavy, passed, n - passed)
-        node = np.where(to_heavy, tree.heavy[node], tree.light[node])
-        at_leaf = node < tree.num_leaves
-        done = place[at_leaf]
-        leaf[done], rank[done] = node[at_leaf], n[at_leaf]
-        inner = ~at_leaf
-        place, base, node, n = place[inner], base[inner], node[inner], n[inner]
-    return leaf, rank
+    if tree.num_leaves > min(_MANY_LEAVES, len(offset)):
+        return _level_by_level(tree, spread, row, offset)
+    stretches = runs_of(offset - place, runs_of(row))
+    if len(stretches) > _FEW_STRETCHES:
+        return _joined(_node_by_node(tree, spread, row, offset))
+    found: list[_Group] = []
+    for first, stop in itertools.pairwise([*stretches.tolist(), len(offset)]):
+        found += _of_stretch(tree, spread, int(row[first]), int(offset[first]), place[first:stop])
+    return _joined(found)
 
 
-def balanced_labels(pieces: Pieces, key: int, row: int) -> tuple[Int64Array, Int64Array]:
-    """Leaf and rank at every offset of one piece, as :func:`balanced_at` gives them.
+def _joined(groups: list[_Group]) -> tuple[Int64Array, Int64Array, Int64Array]:
+    leaves, places, ranks = zip(*groups, strict=True)
+    leaf = np.repeat(np.array(leaves), np.array([len(place) for place in places]))
+    return np.concatenate(places), leaf, np.concatenate(ranks)
 
-    Node by node: several times faster than a path per element where there are few leaves. Two
-    int64[n].
+
+def _of_stretch(
+    tree: SplitTree, spread: _Spread, row: int, offset: int, place: Int64Array
+) -> list[_Group]:
+    """:func:`balanced_at` for offsets that follow each other in one piece.
+
+    Their items follow each other in every node, so a number says which: the first. And 32 bits of
+    what an item has passed show where it goes.
     """
-    tree = pieces.tree
-    one = Pieces(tree, *(a[row : row + 1] for a in (pieces.chunk, pieces.start, pieces.quotas)))
-    spread = _spread(one, key)
-    phases, flips = spread.phase[0].tolist(), spread.flipped[0].tolist()
-    numbers = np.arange(int(spread.quota[0, tree.root]))
-    leaf, rank = np.empty_like(numbers), np.empty_like(numbers)
-    todo = [(tree.root, numbers)]
+    heavy, light, rates = tree.heavy.tolist(), tree.light.tolist(), tree.rate.tolist()
+    phases, mores, flips = (a[:, row].tolist() for a in (spread.phase, spread.more, spread.flipped))
+    numbers = np.arange(len(place), dtype=np.uint32)
+    done: list[_Group] = []
+    todo = [(tree.root, offset, place)]
     while todo:
-        node, offsets = todo.pop()
-        if node < tree.num_leaves:
-            leaf[offsets], rank[offsets] = node, numbers[: len(offsets)]
+        node, first, place = todo.pop()
+        if node < tree.num_leaves or not len(place):
+            done.append((node, place, np.arange(first, first + len(place))))
             continue
-        rate = int(tree.rate[node])
-        to_heavy = (numbers[: len(offsets)] * rate + phases[node]) & (_ONE - 1) >= _ONE - rate
-        if flips[node] >= 0:
-            to_heavy[flips[node]] ^= True
-        todo += [(int(tree.heavy[node]), offsets[to_heavy])]
-        todo += [(int(tree.light[node]), offsets[~to_heavy])]
-    return leaf, rank
+        passed = first * rates[node] + phases[node]
+        parts = numbers[: len(place)] * np.uint32(rates[node] & (_ONE - 1))
+        parts += np.uint32(passed & (_ONE - 1))
+        to_heavy = parts >= np.uint32(_ONE - rates[node])
+        flipped = flips[node] - first
+        if 0 <= flipped < len(place):
+            to_heavy[flipped] ^= True
+        sent = (passed >> 32) + (mores[node] if flipped < 0 else 0)
+        todo.append((heavy[node], sent, place.take(to_heavy.nonzero()[0])))
+        np.logical_not(to_heavy, out=to_heavy)
+        todo.append((light[node], first - sent, place.take(to_heavy.nonzero()[0])))
+    return done
+
+
+def _node_by_node(
+    tree: SplitTree, spread: _Spread, row: Int64Array, offset: Int64Array
+) -> list[_Group]:
+    """:func:`balanced_at`, each node once for all of its elements."""
+    heavy, light, rates = tree.heavy.tolist(), tree.light.tolist(), tree.rate.tolist()
+    flips = np.flatnonzero(spread.more.any(axis=1)).tolist()
+    one_piece = spread.phase.shape[1] == 1
+    done: list[_Group] = []
+    todo = [(tree.root, np.arange(len(offset)), offset)]
+    while todo:
+        node, place, n = todo.pop()
+        if node < tree.num_leaves or not len(n):
+            done.append((node, place, n))
+            continue
+        rate, piece = rates[node], None if one_piece else row.take(place)
+        passed = n * rate
+        passed += spread.phase[node] if piece is None else spread.phase[node].take(piece)
+        to_heavy = (passed & (_ONE - 1)) >= _ONE - rate
+        passed >>= 32
+        if node in flips:
+            flipped = spread.flipped[node] if piece is None else spread.flipped[node].take(piece)
+            late = (n >= flipped).nonzero()[0]  # few: a flip is late in its piece
+            at = 0 if piece is None else piece[late]
+            after = n[late] > spread.flipped[node][at]
+            to_heavy[late] ^= ~after
+            passed[late] += spread.more[node][at] * after
+        chosen = to_heavy.nonzero()[0]
+        todo.append((heavy[node], place.take(chosen), passed.take(chosen)))
+        n = n - passed
+        chosen = (~to_heavy).nonzero()[0]
+        todo.append((light[node], place.take(chosen), n.take(chosen)))
+    return done
+
+
+def _level_by_level(
+    tree: SplitTree, spread: _Spread, row: Int64Array, offset: Int64Array
+) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """:func:`balanced_at`, one path down for each element: faster where leaves are many."""
+    phases, mores, flips = (a.ravel() for a in (spread.phase, spread.more, spread.flipped))
+    num_pieces = spread.phase.shape[1]
+    leaf, rank = np.empty_like(offset), np.empty_like(offset)
+    place, node, n = np.arange(len(offset)), np.full_like(offset, tree.root), offset
+    while len(place):
+        cell, rate = node * num_pieces + row, tree.rate.take(node)
+        passed = n * rate
+        passed += phases.take(cell)
+        to_heavy = (passed & (_ONE - 1)) >= _ONE - rate
+        passed >>= 32
+        late = (n >= flips.take(cell)).nonzero()[0]
+        after = n[late] > flips[cell[late]]
+        to_heavy[late] ^= ~after
+        passed[late] += mores[cell[late]] * after
+        n = np.where(to_heavy, passed, n - passed)
+        node = np.where(to_heavy, tree.heavy.take(node), tree.light.take(node))
+        done = (node < tree.num_leaves).nonzero()[0]
+        leaf[place.take(done)], rank[place.take(done)] = node.take(done), n.take(done)
+        inner = (node >= tree.num_leaves).nonzero()[0]
+        place, row, node, n = (a.take(inner) for a in (place, row, node, n))
+    return by_leaf(leaf, rank, tree.num_leaves)
+
+
+def by_leaf(
+    leaf: Int64Array, rank: Int64Array, num_leaves: int
+) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """(place, leaf, rank) leaf by leaf, from the leaf and rank of each element."""
+    place = np.argsort(leaf.astype(np.min_scalar_type(num_leaves)), kind="stable")
+    return place, leaf[place], rank[place]
 
 
 def balanced_offset(
@@ -157,8 +240,8 @@ def balanced_offset(
     while node != tree.root:
         above = tree.parent[node]
         is_heavy = bool(tree.heavy[above] == node)
-        phase, flipped = spread.phase[row, above], spread.flipped[row, above]
-        more = spread.more[row, above] * (1 if is_heavy else -1)
+        phase, flipped = spread.phase[above, row], spread.flipped[above, row]
+        more = spread.more[above, row] * (1 if is_heavy else -1)
         rate = int(tree.rate[above])
         # items of this child before the flipped one, by the rate alone
         before = (flipped * rate + phase) >> 32
@@ -186,20 +269,19 @@ def shuffled_labels(pieces: Pieces, key: int, row: int) -> tuple[Int64Array, Int
 
 def _spread(pieces: Pieces, key: int) -> _Spread:
     tree = pieces.tree
-    quota = np.zeros((len(pieces.chunk), tree.root + 1), np.int64)
-    quota[:, : tree.num_leaves] = pieces.quotas
-    for nodes in reversed(tree.levels):
-        quota[:, nodes] = quota[:, tree.heavy[nodes]] + quota[:, tree.light[nodes]]
+    ahead = np.zeros((tree.num_leaves + 1, len(pieces.chunk)), np.int64)
+    np.cumsum(pieces.quotas.T[tree.walk], axis=0, out=ahead[1:])
+    quota = ahead[tree.last] - ahead[tree.first]
     fraction = _weyl(tree, key, pieces.chunk)
     room = U(_ONE) - U(2) * quota.astype(U)
     phase = quota + (((fraction >> _S32) * room) >> _S32).astype(np.int64)
-    by_rate = (quota * tree.rate + phase) >> 32
-    more = quota[:, tree.heavy] - by_rate
-    more[:, : tree.num_leaves] = 0
-    flipped = np.full_like(quota, -1)
+    by_rate = (quota * tree.rate[:, None] + phase) >> 32
+    more = quota[tree.heavy] - by_rate
+    more[: tree.num_leaves] = 0
+    flipped = np.full_like(quota, _NEVER)
     cell = np.nonzero(more)
     flipped[cell] = _flipped(
-        fraction[cell], quota[cell], by_rate[cell], tree.rate[cell[1]], phase[cell], more[cell] < 0
+        fraction[cell], quota[cell], by_rate[cell], tree.rate[cell[0]], phase[cell], more[cell] < 0
     )
     return _Spread(quota, phase, more, flipped)
 
@@ -231,4 +313,4 @@ def _item(nth: Int64Array, rate: Int64Array | int, phase: Int64Array, of_heavy: 
 def _weyl(tree: SplitTree, key: int, chunk: Int64Array) -> UInt64Array:
     step = _ALPHA[np.minimum(tree.depth, len(_ALPHA) - 1)]
     start = subkeys(np.array([key], U), np.arange(tree.root + 1))
-    return step * chunk.astype(U)[:, None] + start
+    return step[:, None] * chunk.astype(U) + start[:, None]

@@ -42,12 +42,10 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from zephon_torch import checks
 from zephon_torch.arithmetic.permutation import (
     MAX_N,
-    Int64Array,
     U,
     UInt64Array,
     hash_order,
@@ -56,13 +54,17 @@ from zephon_torch.arithmetic.permutation import (
     text_key,
     unpermute,
 )
+from zephon_torch.arithmetic.runs import Int64Array, lengths_of, runs_of, spread
 from zephon_torch.errors import ConfigurationError
+from zephon_torch.work.shard_tables import ShardTables
 
-_Permutation: TypeAlias = Callable[[Int64Array, Int64Array, UInt64Array], Int64Array]
+_Permutation: TypeAlias = Callable[
+    [Int64Array, Int64Array, UInt64Array, "Int64Array | None"], Int64Array
+]
 BlockSize: TypeAlias = int | Literal["auto", "global"] | None
 
 _SHARDS, _WITHIN, _BLOCK, _GLOBAL = (np.array([purpose]) for purpose in range(4))
-_TABLE_CELLS = 1 << 20  # most cells of shard tables built at once beyond the two that are kept
+_TABLE_CELLS = 1 << 20  # most cells of shard orders made at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,12 @@ class SampleOrder:
         self._first_sample = np.cumsum(self.size) - self.size
         self._block = self._block_sizes(levels.block_size)
         self._shuffles_shards = levels.shards and levels.block_size != "global"
-        self._forget_tables()
+        self._tables = ShardTables(
+            self._num_shards,
+            self._shard_size,
+            self._shard_orders if self._shuffles_shards else None,
+            self._reshuffle & self._shuffles_shards,
+        )
 
     def _block_sizes(self, block_size: BlockSize) -> Int64Array | None:
         if block_size is None or block_size == "global":
@@ -162,24 +169,26 @@ class SampleOrder:
             (pass, shard, sample), int64[m] each. Pure but for a cache of shard tables, which makes
             it unsafe to call from two threads at once.
         """
-        size = self.size[dataset]
-        pass_index = rank // size
-        offset = rank - pass_index * size
-        levels = self._levels
-        keys = self._pass_keys(dataset, pass_index, epoch)
+        if not len(rank):
+            return rank, rank, rank
+        starts = runs_of(dataset)
+        size = self.size[dataset[starts]]
+        pass_index = rank // spread(size, lengths_of(starts, len(rank)))
+        starts = runs_of(pass_index, starts)
+        lengths = lengths_of(starts, len(rank))
+        # from here on, one of each for a run of one dataset and pass
+        dataset, passes = dataset[starts], pass_index[starts]
+        size, levels = self.size[dataset], self._levels
+        offset = rank - spread(passes * size, lengths)
+        keys = self._pass_keys(dataset, passes, epoch)
         if levels.block_size == "global":
-            offset = permute(offset, size, subkeys(keys, _GLOBAL))
+            offset = permute(offset, size, subkeys(keys, _GLOBAL), lengths)
         elif self._block is not None:
-            offset = self._in_block(dataset, offset, keys, permute)
-        if self._shuffles_shards:
-            flat, sample = self._shuffled_shard(dataset, pass_index, offset, epoch)
-        else:
-            flat, sample = self._file_order_shard(dataset, offset)
+            offset = self._in_block(dataset, offset, keys, starts, permute)
+        flat, sample = self._tables.find(dataset, passes, epoch, offset, lengths)
         if levels.within_shard and levels.block_size is None:
-            number = flat - self._first_shard[dataset]
-            within = subkeys(subkeys(keys, _WITHIN), number)
-            sample = permute(sample, self._shard_size[flat], within)
-        return pass_index, self._shard_id[flat], sample
+            sample = self._in_shard(dataset, flat, sample, keys, starts)
+        return pass_index, self._shard_id.take(flat), sample
 
     def ranks(
         self, dataset: int, shard: int, sample: int, passes: Int64Array, epoch: int
@@ -194,6 +203,8 @@ class SampleOrder:
             int64[P]. One unpermute per pass; with ``shuffle_shards`` also a table of the dataset's
             shards per pass.
         """
+        if not len(passes):
+            return passes
         which = np.full_like(passes, dataset)
         keys = self._pass_keys(which, passes, epoch)
         first, levels = int(self._first_shard[dataset]), self._levels
@@ -208,121 +219,53 @@ class SampleOrder:
         if levels.block_size == "global":
             offset = unpermute(offset, self.size[which], subkeys(keys, _GLOBAL))
         elif self._block is not None:
-            offset = self._in_block(which, offset, keys, unpermute)
+            offset = self._in_block(which, offset, keys, np.arange(len(passes)), unpermute)
         ranks: Int64Array = passes * self.size[dataset] + offset
         return ranks
 
     def _pass_keys(self, dataset: Int64Array, pass_index: Int64Array, epoch: int) -> UInt64Array:
         reshuffle = self._reshuffle[dataset]
-        by_epoch = subkeys(self._key, self._reshuffle * epoch)
-        return subkeys(by_epoch[dataset], pass_index * reshuffle)
+        return subkeys(subkeys(self._key[dataset], reshuffle * epoch), pass_index * reshuffle)
 
     def _in_block(
-        self, dataset: Int64Array, offset: Int64Array, keys: UInt64Array, mapping: _Permutation
+        self,
+        dataset: Int64Array,
+        offset: Int64Array,
+        keys: UInt64Array,
+        starts: Int64Array,
+        mapping: _Permutation,
     ) -> Int64Array:
+        """Offsets mapped inside their windows; `dataset` and `keys` are those of runs."""
         assert self._block is not None
-        block = self._block[dataset]
-        index = offset // block
+        index = offset // spread(self._block[dataset], lengths_of(starts, len(offset)))
+        windows, run, lengths = _cut(index, starts)
+        block, index = self._block[dataset[run]], index[windows]
         start = index * block
-        length = np.minimum(block, self.size[dataset] - start)
-        return start + mapping(offset - start, length, subkeys(subkeys(keys, _BLOCK), index))
+        length = np.minimum(block, self.size[dataset[run]] - start)
+        window_keys = subkeys(subkeys(keys[run], _BLOCK), index)
+        first = spread(start, lengths)
+        mapped: Int64Array = mapping(offset - first, length, window_keys, lengths)
+        mapped += first
+        return mapped
 
-    def _file_order_shard(
-        self, dataset: Int64Array, offset: Int64Array
-    ) -> tuple[Int64Array, Int64Array]:
-        place = self._first_sample[dataset] + offset
-        flat = np.searchsorted(self._shard_end, place, side="right")
-        return flat, place - self._shard_end[flat] + self._shard_size[flat]
+    def _in_shard(
+        self,
+        dataset: Int64Array,
+        flat: Int64Array,
+        sample: Int64Array,
+        keys: UInt64Array,
+        starts: Int64Array,
+    ) -> Int64Array:
+        """Samples permuted inside their shards; `dataset` and `keys` are those of runs."""
+        shards, run, lengths = _cut(flat, starts)
+        number = flat[shards] - self._first_shard[dataset[run]]
+        within = subkeys(subkeys(keys[run], _WITHIN), number)
+        return permute(sample, self._shard_size[flat[shards]], within, lengths)
 
-    # Shards in a keyed order. Pass p of a dataset keeps its table (order and cumulative sizes) in
-    # slot p % 2, so the two passes that meet at a boundary never evict each other. The tables of
-    # all datasets of a slot lie end to end; the second slot's ends are shifted by all samples, so
-    # one searchsorted serves both. Passes that find no room are looked up in tables of the moment.
-
-    def _forget_tables(self) -> None:
-        num_datasets, num_shards = len(self.size), len(self._shard_size)
-        self._table_pass = np.full((2, num_datasets), -1)
-        self._table_epoch = np.full((2, num_datasets), -1)
-        self._table_order: npt.NDArray[np.int32] = np.zeros(0, np.int32)
-        self._table_end: Int64Array = np.zeros(0, np.int64)
-        if self._shuffles_shards:
-            number = np.arange(num_shards) - np.repeat(self._first_shard, self._num_shards)
-            self._table_order = np.tile(number.astype(np.int32), 2)
-            self._table_end = np.concatenate([self._shard_end, self._shard_end + self.size.sum()])
-
-    def _shuffled_shard(
-        self, dataset: Int64Array, pass_index: Int64Array, offset: Int64Array, epoch: int
-    ) -> tuple[Int64Array, Int64Array]:
-        version = pass_index * self._reshuffle[dataset]
-        slot = version & 1
-        held = self._is_held(dataset, version, slot, epoch)
-        if not held.all():
-            self._hold_newest(dataset[~held], version[~held], epoch)
-            held = self._is_held(dataset, version, slot, epoch)
-        place = self._first_sample[dataset] + offset + slot * self.size.sum()
-        cell = np.searchsorted(self._table_end, place, side="right")
-        flat = self._first_shard[dataset] + self._table_order[cell]
-        sample = place - self._table_end[cell] + self._shard_size[flat]
-        for rest in self._by_dataset(dataset, np.flatnonzero(~held)):
-            flat[rest], sample[rest] = self._look_up(
-                int(dataset[rest[0]]), version[rest], offset[rest], epoch
-            )
-        return flat, sample
-
-    def _is_held(
-        self, dataset: Int64Array, version: Int64Array, slot: Int64Array, epoch: int
-    ) -> npt.NDArray[np.bool_]:
-        held: npt.NDArray[np.bool_] = self._table_pass[slot, dataset] == version
-        held &= self._table_epoch[slot, dataset] == epoch * self._reshuffle[dataset]
-        held |= self._num_shards[dataset] == 1
-        return held
-
-    def _hold_newest(self, dataset: Int64Array, version: Int64Array, epoch: int) -> None:
-        """Build the tables of the last pass of each parity, for every dataset given."""
-        for members in self._by_dataset(dataset, np.arange(len(dataset))):
-            number = int(dataset[members[0]])
-            versions = np.unique(version[members])
-            for parity in (0, 1):
-                newest = versions[versions % 2 == parity][-1:]
-                if len(newest):
-                    self._hold(number, newest, epoch)
-
-    def _hold(self, dataset: int, version: Int64Array, epoch: int) -> None:
-        slot = int(version[0]) & 1
-        order, end = self._tables(dataset, version, epoch)
-        first = slot * len(self._shard_size) + int(self._first_shard[dataset])
-        shift = slot * self.size.sum() + self._first_sample[dataset]
-        self._table_order[first : first + order.shape[1]] = order[0]
-        self._table_end[first : first + order.shape[1]] = end[0] + shift
-        self._table_pass[slot, dataset] = version[0]
-        self._table_epoch[slot, dataset] = epoch * self._reshuffle[dataset]
-
-    def _look_up(
-        self, dataset: int, version: Int64Array, offset: Int64Array, epoch: int
-    ) -> tuple[Int64Array, Int64Array]:
-        flat, sample = np.empty_like(offset), np.empty_like(offset)
-        versions, row = np.unique(version, return_inverse=True)
-        size, first = int(self.size[dataset]), int(self._first_shard[dataset])
-        at_once = max(1, min(_TABLE_CELLS // int(self._num_shards[dataset]), MAX_N // size))
-        for start in range(0, len(versions), at_once):
-            part = np.flatnonzero((row >= start) & (row < start + at_once))
-            order, end = self._tables(dataset, versions[start : start + at_once], epoch)
-            shift = (row[part] - start) * size
-            all_ends = (end + np.arange(len(end))[:, None] * size).ravel()
-            cell = np.searchsorted(all_ends, offset[part] + shift, side="right")
-            flat[part] = first + order.ravel()[cell]
-            sample[part] = offset[part] + shift - all_ends[cell] + self._shard_size[flat[part]]
-        return flat, sample
-
-    def _tables(
-        self, dataset: int, versions: Int64Array, epoch: int
-    ) -> tuple[Int64Array, Int64Array]:
-        """Shard numbers in order, and cumulative sizes, for passes: int64[P, num_shards] each."""
-        keys = self._pass_keys(np.full_like(versions, dataset), versions, epoch)
-        num_shards, first = int(self._num_shards[dataset]), int(self._first_shard[dataset])
-        order = hash_order(subkeys(keys, _SHARDS), num_shards)
-        sizes = self._shard_size[first : first + num_shards]
-        return order, np.cumsum(sizes[order], axis=1)
+    def _shard_orders(self, dataset: Int64Array, passes: Int64Array, epoch: int) -> Int64Array:
+        """Shard numbers in the order of each (dataset, pass); see :func:`hash_order`."""
+        keys = self._pass_keys(dataset, passes, epoch)
+        return hash_order(subkeys(keys, _SHARDS), self._num_shards[dataset])
 
     def _shard_starts(
         self, dataset: int, number: int, passes: Int64Array, epoch: int
@@ -332,17 +275,18 @@ class SampleOrder:
         if not self._shuffles_shards:
             return int(self._shard_end[first + number] - size - self._first_sample[dataset])
         starts = np.empty_like(passes)
-        at_once = max(1, _TABLE_CELLS // int(self._num_shards[dataset]))
+        sizes = self._shard_size[first : first + int(self._num_shards[dataset])]
+        at_once = max(1, _TABLE_CELLS // len(sizes))
         for begin in range(0, len(passes), at_once):
             part = slice(begin, begin + at_once)
-            order, end = self._tables(dataset, passes[part], epoch)
+            order = self._shard_orders(np.full_like(passes[part], dataset), passes[part], epoch)
             row, cell = np.nonzero(order == number)
-            starts[part] = end[row, cell] - size
+            starts[part] = np.cumsum(sizes[order], axis=1)[row, cell] - size
         return starts
 
-    def _by_dataset(self, dataset: Int64Array, members: Int64Array) -> list[Int64Array]:
-        """Split indices by the dataset they point to."""
-        if len(members) == 0:
-            return []
-        by = members[np.argsort(dataset[members], kind="stable")]
-        return np.split(by, np.flatnonzero(np.diff(dataset[by])) + 1)
+
+def _cut(values: Int64Array, starts: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Cut runs further, where `values` change: starts, number of the run each is of, lengths."""
+    parts = runs_of(values, starts)
+    run = np.searchsorted(starts, parts, side="right") - 1
+    return parts, run, lengths_of(parts, len(values))

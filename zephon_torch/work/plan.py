@@ -74,6 +74,13 @@ class Pointers:
         return zip(*(a.tolist() for a in self.arrays()[:3]), strict=True)
 
 
+def _placed(place: Int64Array, *found: Int64Array) -> Iterator[Int64Array]:
+    for values in found:
+        placed = np.empty_like(values)
+        placed[place] = values
+        yield placed
+
+
 def _unpacked(block: bytes) -> Pointers:
     return Pointers(*np.frombuffer(block, np.int64).reshape(4, -1))
 
@@ -202,9 +209,10 @@ class Plan:
         _check_epoch(epoch)
         where = self._checked(positions)
         with self._lock:
-            number, rank = self._composition.ranks(where)
+            place, number, rank = self._composition.ranks(where)
             pass_index, shard, sample = self._order.locate(number, rank, epoch)
-        return Pointers(self._present[number], shard, sample, pass_index)
+        found = self._present.take(number), shard, sample, pass_index
+        return Pointers(*found) if isinstance(place, slice) else Pointers(*_placed(place, *found))
 
     def positions(
         self,
@@ -282,12 +290,10 @@ class Plan:
                 "positions must be a one-dimensional array of integers, got "
                 f"{array.dtype} of shape {array.shape}"
             )
-        outside = (array < 0) | (array >= self.limit)
-        if outside.any():
-            raise IndexError(
-                f"position {array[outside][0]} is outside of the plan's [0, {self.limit})"
-            )
-        return array.astype(np.int64)
+        if array.size and (array.min() < 0 or array.max() >= self.limit):
+            outside = array[(array < 0) | (array >= self.limit)]
+            raise IndexError(f"position {outside[0]} is outside of the plan's [0, {self.limit})")
+        return array.astype(np.int64, copy=False)
 
 
 def _canonical(datasets: Sequence[Dataset], mixture: MixtureSpec) -> tuple[Dataset, ...]:

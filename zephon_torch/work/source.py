@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -187,7 +188,7 @@ class WorkSource(ChunkNode):
         """64 hexadecimal digits; equal for sources of equal order."""
         return self.identity.fingerprint
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """Names of the datasets."""
         return tuple(dataset.name for dataset in self.datasets)

@@ -255,7 +255,7 @@ class ChunkSplitter(DistributedSampler[list[Pointer]]):
         last = int(min(size, total - int(starts[-1])))
         whole = starts if last == size else starts[:-1]
         parts = [
-            items_of(begin[:, None], np.array([n]), self.share(n)[0], lanes).ravel()
+            items_of(begin, n, self.share(n)[0], lanes).ravel()
             for begin, n in ((whole, size), (starts[len(whole) :], last))
             if len(begin)
         ]

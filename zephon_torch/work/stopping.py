@@ -168,10 +168,11 @@ class Segments:
         self.length: int | None
         self._weights = list(weights)
         self._trees: dict[int, SplitTree] = {}
+        self._live: list[Int64Array] = []
         if rules.redistributes:
             self._departures(sizes)
         else:
-            self._live = [list(range(len(names)))]
+            self._live = [np.arange(len(names))]
             self.start = np.zeros(1, np.int64)
             self.before = np.zeros((1, len(names)), np.int64)
             self.length = self._length_in_one_segment(names, sizes, rules)
@@ -185,13 +186,13 @@ class Segments:
 
     def live(self, segment: int) -> Int64Array:
         """Numbers of the datasets that take part in a segment, int64[L]: the leaves of its tree."""
-        return np.array(self._live[segment])
+        return self._live[segment]
 
     def tree(self, segment: int) -> SplitTree:
         """Split tree of a segment; its leaves are :meth:`live`."""
         tree = self._trees.get(segment)
         if tree is None:
-            live = [self._weights[i] for i in self._live[segment]]
+            live = [self._weights[i] for i in self._live[segment].tolist()]
             tree = SplitTree(integer_weights(live))
             if len(self._trees) >= 64:
                 self._trees.pop(next(iter(self._trees)))
@@ -201,7 +202,7 @@ class Segments:
     def position(self, dataset: int, m: int) -> tuple[int, int]:
         """Segment of a dataset's m-th item (m >= 1), and its position in the order of the tree."""
         segment = int(np.searchsorted(self.before[:, dataset], m, side="left")) - 1
-        leaf = self._live[segment].index(dataset)
+        leaf = int(np.searchsorted(self._live[segment], dataset))
         within = self.tree(segment).position(leaf, m - int(self.before[segment, dataset]))
         return segment, int(self.start[segment]) + within - 1
 
@@ -236,13 +237,12 @@ class Segments:
         live, used = list(range(len(sizes))), np.zeros(len(sizes), np.int64)
         left = np.array(sizes, np.int64)
         starts, before, position = [], [], 0
-        self._live = []
         while live:
             segment = len(self._live)
-            self._live.append(list(live))
+            self._live.append(np.array(live))
             starts.append(position)
             before.append(used.copy())
-            tree, here = self.tree(segment), np.array(live)
+            tree, here = self.tree(segment), self._live[segment]
             # n_i(p) is within 2 of its share, so only these can be the first to run out
             share = tree.weight[: tree.num_leaves] / tree.weight[tree.root]
             soonest = (left[here] + 3) / share
