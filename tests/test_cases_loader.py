@@ -28,6 +28,7 @@ import pytest
 import safetensors.torch
 import torch
 import torchdata.nodes
+from launch import Launch
 from processes import environment, is_running, wait_until
 from toys import (
     STARTS,
@@ -51,7 +52,6 @@ pytestmark = [
     pytest.mark.timeout(60),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
 ]
-SCRIPTS = Path(__file__).parent / "distributed"
 
 
 def notes(error: BaseException) -> list[str]:
@@ -242,21 +242,11 @@ def test_c04_the_edge_of_an_epoch(make: Callable[[], Any], ask: bool) -> None:
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_c05_uneven_ranks_over_gloo(tmp_path: Path, world: int) -> None:
     """1003 ids, chunk 10, batch 4, real processes that all-reduce at every step."""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(SCRIPTS / "uneven.py"), str(rank), str(world), str(tmp_path)],
-            env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for rank in range(world)
-    ]  # fmt: skip
+    launch = Launch("uneven.py", tmp_path, world=world, output=tmp_path / "output")
     try:
-        for process in processes:
-            output, _ = process.communicate(timeout=90)
-            assert process.returncode == 0, output
+        launch.wait()
     finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+        launch.kill()
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(world)]
     whole, rest = divmod(1003, 4 * world)
     for epoch in range(2):
