@@ -33,12 +33,12 @@ class Forks:
         )  # fmt: skip
 
     def start(
-        self, script: Path, *arguments: object, world: int, output: Path, errors: Path | None = None
+        self, script: Path, *arguments: object, world: int, output: Path, errors: Path
     ) -> int:
         """Start a launch of so many ranks, or of a process alone for 0; its process id."""
         return self._ask(
             script=str(script), arguments=[*map(str, arguments)], world=world,
-            output=str(output), errors=str(errors or output),
+            output=str(output), errors=str(errors),
         )  # fmt: skip
 
     def end(self, launch: int) -> int:
@@ -47,6 +47,12 @@ class Forks:
 
     def close(self) -> None:
         self._process.communicate(timeout=60)
+
+    def __enter__(self) -> Forks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _ask(self, **request: Any) -> int:
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -64,18 +70,31 @@ def forks() -> Forks:
 
 
 class Launch:
-    """One launch of a script of ``tests/distributed`` on several ranks, in a session of its own.
+    """One launch of a script on several ranks, in a session of its own.
 
     Args:
-        script: name of the script.
+        script: its name in ``tests/distributed``, or its absolute path.
         arguments: its command line.
-        world: number of ranks.
+        world: number of ranks; 0 for a process alone, without a launcher.
         output: file that takes what launcher and ranks print.
+        errors: file that takes what they print on standard error; by default ``output``.
+        starter: forks it; by default a process that has imported torch.
     """
 
-    def __init__(self, script: str, *arguments: object, world: int, output: Path) -> None:
-        self.world, self._output, self._code = world, output, 0
-        self._launcher = forks().start(SCRIPTS / script, *arguments, world=world, output=output)
+    def __init__(
+        self,
+        script: str | Path,
+        *arguments: object,
+        world: int,
+        output: Path,
+        errors: Path | None = None,
+        starter: Forks | None = None,
+    ) -> None:
+        self.world, self._outputs, self._code = world, dict.fromkeys([output, errors or output]), 0
+        self._forks = starter or forks()
+        self._launcher = self._forks.start(
+            SCRIPTS / script, *arguments, world=world, output=output, errors=errors or output
+        )
 
     @property
     def is_running(self) -> bool:
@@ -83,7 +102,7 @@ class Launch:
 
     @property
     def printed(self) -> str:
-        return self._output.read_text()
+        return "".join(path.read_text() for path in self._outputs)
 
     def wait(self, seconds: float = 100) -> None:
         """Until it ends by itself, well."""
@@ -124,5 +143,5 @@ class Launch:
             while is_running(self._launcher):
                 assert time.monotonic() < deadline, f"not done after {seconds} s:\n{self.printed}"
                 time.sleep(0.005)
-            self._code, self._launcher = forks().end(self._launcher), 0
+            self._code, self._launcher = self._forks.end(self._launcher), 0
         return self._code

@@ -1,4 +1,4 @@
-"""Real processes under torchrun: any world, killed anywhere, goes on at the very next sample.
+"""Real processes: any world, killed anywhere, goes on at the very next sample.
 
 What every rank trained on is compared with one loader of one process that was never stopped.
 """

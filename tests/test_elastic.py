@@ -1,4 +1,4 @@
-"""A run goes on in any world: real ranks under torchrun, saved and resumed twice on the way.
+"""A run goes on in any world: real ranks, saved and resumed twice on the way.
 
 Every way to set a run up (*scenario*) is walked in three *legs*, each in other processes and
 possibly in another world, with another engine and another batch size, saved in the middle of an
@@ -147,7 +147,7 @@ def covering(scenarios: list[Scenario], strength: int) -> list[Scenario]:
 
 
 class Relay:
-    """Walks scenarios under torchrun.
+    """Walks scenarios on real ranks.
 
     Attributes:
         steps: for the name of each leg and each of its ranks, the steps that the rank noted.
