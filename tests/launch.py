@@ -91,6 +91,8 @@ class Launch:
         starter: Forks | None = None,
     ) -> None:
         self.world, self._outputs, self._code = world, dict.fromkeys([output, errors or output]), 0
+        for path in self._outputs:
+            path.write_text("")
         self._forks = starter or forks()
         self._launcher = self._forks.start(
             SCRIPTS / script, *arguments, world=world, output=output, errors=errors or output

@@ -48,8 +48,8 @@ def run_rank(rank: int, world: int, port: int, script: str, arguments: list[str]
 def launch(world: int, output: str, errors: str, script: str, arguments: list[str]) -> None:
     os.setsid()
     redirect(0, os.devnull, os.O_RDONLY)
-    redirect(1, output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    redirect(2, errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    redirect(1, output, os.O_WRONLY | os.O_APPEND)
+    redirect(2, errors, os.O_WRONLY | os.O_APPEND)
     if not world:
         run(script, arguments)
         return
@@ -59,7 +59,7 @@ def launch(world: int, output: str, errors: str, script: str, arguments: list[st
 
 
 def redirect(descriptor: int, path: str, flags: int) -> None:
-    opened = os.open(path, flags, 0o644)
+    opened = os.open(path, flags)
     os.dup2(opened, descriptor)
     os.close(opened)
 
