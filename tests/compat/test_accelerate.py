@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("accelerate", reason="accelerate is not installed")
-
 from launch import Forks
-from launching import launch, results
+from launching import installed, launch, results
 from processes import ROOT, environment
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [
+    pytest.mark.skipif(not installed("accelerate"), reason="accelerate is not installed"),
+    pytest.mark.timeout(240),
+]
 
 EPOCH = list(range(23))
 # batches of 4, two of them before the save: in the middle of an accumulation of 3

@@ -9,17 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from launch import Forks
+from launching import installed, launch, results
+from processes import ROOT
 
 from zephon_torch import DataLoader
 
-pytest.importorskip("transformers", reason="transformers is not installed")
-pytest.importorskip("accelerate", reason="accelerate is not installed")
-
-from launch import Forks
-from launching import launch, results
-from processes import ROOT
-
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [
+    pytest.mark.skipif(
+        not installed("transformers", "accelerate"),
+        reason="transformers or accelerate is not installed",
+    ),
+    pytest.mark.timeout(240),
+]
 
 # Eleven global batches of 4 samples an epoch, the last of 2; three to an optimizer step, two to the
 # last one of the epoch. The runs crash after they have saved: within the first epoch, at its end,

@@ -16,14 +16,16 @@ from typing import Any
 import launching
 import pytest
 from launch import Forks, Launch
+from launching import installed
 from processes import ROOT
 from toys import batches, flat
 
 from zephon_torch import DataLoader
 
-pytest.importorskip("lightning", reason="lightning is not installed")
-
-pytestmark = pytest.mark.timeout(500)
+pytestmark = [
+    pytest.mark.skipif(not installed("lightning"), reason="lightning is not installed"),
+    pytest.mark.timeout(500),
+]
 
 STEPS = 6  # of an epoch
 TRAINER = {"max_epochs": 3, "accumulate_grad_batches": 2, "val_check_interval": 4}
