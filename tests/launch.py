@@ -38,7 +38,7 @@ class Forks:
         """Start a launch of so many ranks, or of a process alone for 0; its process id."""
         return self._ask(
             script=str(script), arguments=[*map(str, arguments)], world=world,
-            output=str(output), errors=str(errors),
+            environment=environment(), output=str(output), errors=str(errors),
         )  # fmt: skip
 
     def end(self, launch: int) -> int:

@@ -5,7 +5,8 @@ Usage: forks.py MODULE ...
 Imports the modules, once for all launches. Each line of standard input is then a request in JSON,
 and answered by a line:
 
-    {"script": ..., "arguments": [...], "world": ranks, "output": file, "errors": file}
+    {"script": ..., "arguments": [...], "world": ranks, "environment": {...}, "output": file,
+     "errors": file}
         starts a launch in a session of its own; answers its process id. 0 ranks: the script runs
         alone, without the environment of a launch.
     {"end": process id}
@@ -45,8 +46,16 @@ def run_rank(rank: int, world: int, port: int, script: str, arguments: list[str]
     run(script, arguments)
 
 
-def launch(world: int, output: str, errors: str, script: str, arguments: list[str]) -> None:
+def launch(
+    script: str,
+    arguments: list[str],
+    world: int,
+    environment: dict[str, str],
+    output: str,
+    errors: str,
+) -> None:
     os.setsid()
+    os.environ |= environment
     redirect(0, os.devnull, os.O_RDONLY)
     redirect(1, output, os.O_WRONLY | os.O_APPEND)
     redirect(2, errors, os.O_WRONLY | os.O_APPEND)
