@@ -1,4 +1,4 @@
-"""Runs a script of this folder as a user would, alone or under torchrun."""
+"""Runs a script of this folder alone or, as torchrun would, on several ranks."""
 
 from __future__ import annotations
 

@@ -28,7 +28,11 @@ import torch.multiprocessing as mp
 
 
 def run(script: str, arguments: list[str]) -> None:
-    """As `python SCRIPT ARGUMENTS` would. Processes do not share the seeds that Python draws."""
+    """As `python SCRIPT ARGUMENTS` would.
+
+    Random seeds are drawn anew, as in a process of its own; that of the hashes of strings is the
+    one thing that forked processes share.
+    """
     np.random.seed()  # noqa: NPY002
     sys.argv = [script, *arguments]
     sys.path.insert(0, os.path.dirname(script))
