@@ -30,10 +30,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(skip)
 
 
-def pytest_collection_finish() -> None:
-    """Leave what is there by now, many libraries in one process, out of all garbage collections.
+@pytest.fixture(autouse=True, scope="module")
+def _collections_are_quick() -> None:
+    """Leave what is there by now, many libraries in one process, out of garbage collections.
 
-    Tests ask for collections, each of which would take up to a second.
+    Tests ask for many of them, each of which would take up to a second.
     """
     gc.collect()
     gc.freeze()
