@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 
@@ -27,6 +28,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "long" in item.keywords:
             item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _collections_are_quick() -> None:
+    """Leave what is there by now, many libraries in one process, out of garbage collections.
+
+    Tests ask for many of them, each of which would take up to a second.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

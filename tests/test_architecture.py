@@ -310,6 +310,7 @@ FORMAT_LIBRARIES = {
 }  # fmt: skip
 
 
+@cache
 def loaded_after(statement: str) -> set[str]:
     """Top-level modules in a fresh interpreter after a statement, beyond those of plain torch."""
     script = (

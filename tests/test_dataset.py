@@ -294,20 +294,24 @@ def _read_ids(dataset: Dataset, results: Any) -> None:
     results.put([record["id"] for record in dataset])
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize(("method", "number"), [("fork", 2), ("spawn", 1)])
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_dataset_is_read_on_both_sides_of_a_process_start(folder: Path, method: str) -> None:
+def test_dataset_is_read_on_both_sides_of_a_process_start(
+    folder: Path, method: str, number: int
+) -> None:
     dataset = Dataset.from_path("web", folder)
     ids = list(range(38))
     with closing(dataset.open(1)) as reader:  # one open while the others start
         context: Any = multiprocessing.get_context(method)
         results = context.Queue()
-        processes = [context.Process(target=_read_ids, args=(dataset, results)) for _ in range(2)]
+        processes = [
+            context.Process(target=_read_ids, args=(dataset, results)) for _ in range(number)
+        ]
         for process in processes:
             process.start()
         assert [record["id"] for record in dataset] == ids
         assert reader.read(np.array([29])) == [{"id": 36}]
-        assert [results.get(timeout=60) for _ in processes] == [ids, ids]
+        assert [results.get(timeout=60) for _ in processes] == [ids] * number
         for process in processes:
             process.join(60)
             assert process.exitcode == 0

@@ -5,14 +5,12 @@ from __future__ import annotations
 import doctest
 import importlib
 import importlib.util
-import os
 import pkgutil
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from launch import Launch
 
 import zephon_torch
 
@@ -44,10 +42,10 @@ ONE_RANK = """
 import os, sys
 import torch.distributed
 
-store = torch.distributed.FileStore("store", 1)
-torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+os.chdir(sys.argv[1])
+torch.distributed.init_process_group("gloo")
 namespace = {"__name__": "docs"}
-for number in range(int(sys.argv[1])):
+for number in range(int(sys.argv[2])):
     block = open(f"{number}.py").read()
     exec(compile(block, f"Python block {number}", "exec"), namespace)
 print("done", flush=True)
@@ -61,16 +59,13 @@ def test_python_blocks_of_the_docs_run_in_order(page: Path, tmp_path: Path) -> N
     found = blocks("python", page.read_text())
     for number, block in enumerate(found):
         (tmp_path / f"{number}.py").write_text(block)
-    path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
-    done = subprocess.run(
-        [sys.executable, "-c", ONE_RANK, str(len(found))],
-        cwd=tmp_path,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.stdout.endswith("done\n"), done.stdout + done.stderr
+    (script := tmp_path / "one_rank.py").write_text(ONE_RANK)
+    launch = Launch(script, tmp_path, len(found), world=1, output=tmp_path / "output")
+    try:
+        launch.wait()
+    finally:
+        launch.kill()
+    assert launch.printed.endswith("done\n"), launch.printed
 
 
 @pytest.mark.parametrize("page", FORMATS, ids=lambda page: page.name)

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import webdataset
+from launch import Launch
 from stores import KEY, SECRET, s3_server
 
 from zephon_torch.io import Dataset
@@ -36,15 +37,18 @@ SMALL_RUN = (
 ).split()
 
 
+SCRIPT = EXAMPLES / "train_mixture.py"
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     digest: str
     losses: dict[int, str]  # by step
 
 
-def start(work_dir: Path, *more: str, world_size: int) -> subprocess.Popen[str]:
+def under_torchrun(work_dir: Path, *more: str, world_size: int) -> subprocess.Popen[str]:
     launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
-    script = [str(EXAMPLES / "train_mixture.py"), f"--work-dir={work_dir}", *SMALL_RUN, *more]
+    script = [str(SCRIPT), f"--work-dir={work_dir}", *SMALL_RUN, *more]
     return subprocess.Popen(
         [sys.executable, "-m", *launcher, *script],
         stdout=subprocess.PIPE,
@@ -56,9 +60,18 @@ def start(work_dir: Path, *more: str, world_size: int) -> subprocess.Popen[str]:
 
 
 def finish(work_dir: Path, *more: str, world_size: int) -> Outcome:
-    with start(work_dir, *more, world_size=world_size) as process:
-        output, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, output
+    """Runs to the end, in forked ranks: those of torchrun import all they need, each of them."""
+    work_dir.mkdir(exist_ok=True)
+    output, options = work_dir / "output", (f"--work-dir={work_dir}", *SMALL_RUN, *more)
+    launch = Launch(SCRIPT, *options, world=world_size, output=output)
+    try:
+        launch.wait()
+    finally:
+        launch.kill()
+    return outcome_of(launch.printed)
+
+
+def outcome_of(output: str) -> Outcome:
     digests = re.findall(r"^digest: ([0-9a-f]{64})$", output, re.MULTILINE)
     losses = re.findall(r"^step (\d+) \| loss (\S+)", output, re.MULTILINE)
     assert len(digests) == 1, output
@@ -68,8 +81,8 @@ def finish(work_dir: Path, *more: str, world_size: int) -> Outcome:
 @contextmanager
 def running_until(step: int, work_dir: Path, *more: str, world_size: int) -> Iterator[list[int]]:
     """Runs up to a step, and hands over torchrun's process id and those of its ranks."""
-    with start(work_dir, *more, world_size=world_size) as process:
-        read = wait_for_line(process, f"step {step} ")
+    with under_torchrun(work_dir, *more, world_size=world_size) as process:
+        read = wait_for_step(process, step)
         pids = [process.pid, *descendants(process.pid)]
         assert len(pids) >= 1 + world_size, read  # and worker processes
         exits = {pid: os.pidfd_open(pid) for pid in pids}
@@ -79,14 +92,16 @@ def running_until(step: int, work_dir: Path, *more: str, world_size: int) -> Ite
             os.close(exit_)
 
 
-def wait_for_line(process: subprocess.Popen[str], start: str) -> str:
+def wait_for_step(process: subprocess.Popen[str], step: int) -> str:
+    """What it has printed until it has done so many."""
     assert process.stdout is not None
     read = []
     for line in process.stdout:
         read.append(line)
-        if line.startswith(start):
+        done = re.match(r"step (\d+) ", line)
+        if done and int(done[1]) >= step:
             return "".join(read)
-    raise AssertionError(f"ended before {start!r}:\n{''.join(read)}")
+    raise AssertionError(f"ended before step {step}:\n{''.join(read)}")
 
 
 def descendants(pid: int) -> list[int]:
@@ -103,9 +118,12 @@ def run_and_kill(step: int, work_dir: Path, *more: str, world_size: int) -> None
 
 @pytest.fixture(scope="module")
 def first_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
-    """A run of two processes from an empty folder to its end."""
+    """A run of two processes under torchrun from an empty folder to its end."""
     work_dir = tmp_path_factory.mktemp("first_run")
-    return work_dir, finish(work_dir, world_size=2)
+    with under_torchrun(work_dir, world_size=2) as process:
+        output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    return work_dir, outcome_of(output)
 
 
 @pytest.fixture
@@ -165,8 +183,12 @@ def test_digest_does_not_depend_on_the_number_of_processes(
 
 
 def test_killed_three_times_it_ends_as_if_never_killed(work_dir: Path, expected: Outcome) -> None:
-    for step in sorted(random.Random(0).sample(range(1, NUM_STEPS // 2), 3)):
-        run_and_kill(step, work_dir, world_size=2)
+    """The second time it is torchrun alone: ranks that it leaves end by themselves."""
+    first, second, third = sorted(random.Random(0).sample(range(1, NUM_STEPS // 2), 3))
+    run_and_kill(first, work_dir, world_size=2)
+    with running_until(second, work_dir, world_size=2) as (torchrun, *_):
+        os.kill(torchrun, signal.SIGKILL)
+    run_and_kill(third, work_dir, world_size=2)
     outcome = finish(work_dir, world_size=2)
     assert outcome.digest == expected.digest
     assert 0 < len(outcome.losses) < NUM_STEPS
@@ -178,11 +200,6 @@ def test_killed_it_goes_on_with_another_number_of_processes(
 ) -> None:
     run_and_kill(50, work_dir, world_size=4)
     assert finish(work_dir, world_size=1).digest == expected.digest
-
-
-def test_ranks_end_by_themselves_when_torchrun_is_killed(work_dir: Path) -> None:
-    with running_until(10, work_dir, world_size=2) as (torchrun, *_):
-        os.kill(torchrun, signal.SIGKILL)
 
 
 def test_killed_while_the_corpora_are_written_it_writes_them_anew(

@@ -321,13 +321,14 @@ def _build_and_read(folder: str, gate: Any, results: Any) -> None:
         results.put([record["id"] for record in Dataset.from_path("many", folder)])
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_many_processes_build_the_same_indexes_at_once(tmp_path: Path) -> None:
     folder = tmp_path / "many"
     folder.mkdir()
     for shard in range(20):
         lines = [json.dumps({"id": shard * 100 + i}) for i in range(100)]
         (folder / f"{shard:02d}.jsonl").write_text("\n".join(lines))
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")
     gate, results = context.Barrier(4), context.Queue()
     processes = [
         context.Process(target=_build_and_read, args=(str(folder), gate, results)) for _ in range(4)

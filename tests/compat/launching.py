@@ -1,38 +1,41 @@
-"""Runs a script of this folder as a user would, alone or under torchrun."""
+"""Runs a script of this folder alone or, as torchrun would, on several ranks."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from processes import environment
-
-LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+from launch import Forks, Launch
 
 
-def launch(
-    world: int, script: Path, *arguments: str, launcher: Sequence[str] = LAUNCHER
-) -> str:  # fmt: skip
+def installed(*modules: str) -> bool:
+    """Whether all are, without the seconds that importing them takes."""
+    return None not in map(find_spec, modules)
+
+
+def launch(forks: Forks, world: int, script: Path, *arguments: str) -> str:
     """What it printed on standard output."""
-    start = [*launcher, str(world)] if world > 1 else [sys.executable]
-    done = subprocess.run(
-        [*start, str(script), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=environment(),
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    with TemporaryDirectory() as folder:
+        output, errors = Path(folder, "output"), Path(folder, "errors")
+        run = Launch(
+            script, *arguments, world=world if world > 1 else 0, output=output, errors=errors,
+            starter=forks,
+        )  # fmt: skip
+        try:
+            run.wait(150)
+        finally:
+            run.kill()
+        return output.read_text()
 
 
-def results(world: int, script: str, *requests: dict[str, Any]) -> list[dict[str, Any]]:
+def results(
+    forks: Forks, world: int, script: str, *requests: dict[str, Any]
+) -> list[dict[str, Any]]:  # fmt: skip
     """What the script answered to each request."""
-    printed = launch(world, Path(__file__).with_name(script), *map(json.dumps, requests))
+    printed = launch(forks, world, Path(__file__).with_name(script), *map(json.dumps, requests))
     lines = [line for line in printed.splitlines() if line.startswith("RESULT ")]
     assert len(lines) == len(requests)
     return [json.loads(line.removeprefix("RESULT ")) for line in lines]

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from launch import Forks
+from launching import installed, launch, results
+from processes import ROOT
 
 from zephon_torch import DataLoader
 
-pytest.importorskip("transformers", reason="transformers is not installed")
-pytest.importorskip("accelerate", reason="accelerate is not installed")
-
-from launching import launch, results
-from processes import ROOT
-
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [
+    pytest.mark.skipif(
+        not installed("transformers", "accelerate"),
+        reason="transformers or accelerate is not installed",
+    ),
+    pytest.mark.timeout(240),
+]
 
 # Eleven global batches of 4 samples an epoch, the last of 2; three to an optimizer step, two to the
 # last one of the epoch. The runs crash after they have saved: within the first epoch, at its end,
@@ -34,8 +38,8 @@ Result = dict[str, Any]
 class Runs:
     """All runs, in two launches on each world: one saves, the next resumes."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, forks: Forks) -> None:
+        self.root, self.forks = root, forks
         self.full: dict[int, Result] = {}
         self.crashed: dict[tuple[int, str], Result] = {}
         self.resumed: dict[tuple[int, int, str], Result] = {}
@@ -73,7 +77,7 @@ class Runs:
     ) -> None:
         resuming = [self._resume_of(saved, name) for saved, name in resumed]
         saving = saving or []
-        found = iter(results(world, "hf_run.py", *saving, *resuming, *others.values()))
+        found = iter(results(self.forks, world, "hf_run.py", *saving, *resuming, *others.values()))
         if saving:
             self.full[world] = next(found)
             self.crashed |= {(world, name): next(found) for name in CRASHES}
@@ -87,8 +91,15 @@ class Runs:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    return Runs(tmp_path_factory.mktemp("trainer"))
+def forks() -> Iterator[Forks]:
+    llama = "transformers.models.llama.modeling_llama"
+    with Forks("accelerate", "transformers.trainer", llama, "torch._dynamo") as forks:
+        yield forks
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Runs:
+    return Runs(tmp_path_factory.mktemp("trainer"), forks)
 
 
 def expected(world: int, batch_size: int, accumulate: int = 3) -> list[list[Any]]:
@@ -185,11 +196,13 @@ def test_an_evaluation_that_was_not_prepared_is_told_of_its_padding(runs: Runs) 
     assert any("accelerator.prepare" in warning for warning in unprepared["warnings"])
 
 
-def test_the_example_goes_on_with_one_process_as_if_it_had_had_two(tmp_path: Path) -> None:
+def test_the_example_goes_on_with_one_process_as_if_it_had_had_two(
+    tmp_path: Path, forks: Forks
+) -> None:
     script, options = ROOT / "examples" / "hf_trainer.py", ("--steps=20", "--output-dir")
-    whole = launch(2, script, *options, str(tmp_path))
+    whole = launch(forks, 2, script, *options, str(tmp_path))
     shutil.rmtree(tmp_path / "checkpoint-20")
-    rest = launch(1, script, *options, str(tmp_path))
+    rest = launch(forks, 1, script, *options, str(tmp_path))
 
     def losses(output: str) -> list[float]:
         return [float(loss) for loss in re.findall(r"'loss': '(\S+)'", output)]

@@ -5,54 +5,46 @@ Three launches, of one process, two and again one; each goes on from what those 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
-import os
 import re
 import runpy
-import signal
-import subprocess
-import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import launching
 import pytest
-from processes import ROOT, environment
+from launch import Forks, Launch
+from launching import installed
+from processes import ROOT
 from toys import batches, flat
 
 from zephon_torch import DataLoader
 
-pytest.importorskip("lightning", reason="lightning is not installed")
+pytestmark = [
+    pytest.mark.skipif(not installed("lightning"), reason="lightning is not installed"),
+    pytest.mark.timeout(500),
+]
 
-pytestmark = pytest.mark.timeout(500)
-
-SCRIPT = Path(__file__).with_name("lightning_run.py")
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 STEPS = 6  # of an epoch
 TRAINER = {"max_epochs": 3, "accumulate_grad_batches": 2, "val_check_interval": 4}
 Result = dict[str, Any]
 
 
-def launch(world: int, requests: dict[str, dict[str, Any]]) -> dict[str, Result]:
-    start = [*TORCHRUN, str(world)] if world > 1 else []
-    done = subprocess.run(
-        [sys.executable, *start, str(SCRIPT), *map(json.dumps, requests.values())],
-        capture_output=True,
-        text=True,
-        timeout=150,
-        env=environment(),
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    results = [json.loads(line.removeprefix("RESULT ")) for line in lines]
-    return dict(zip(requests, results, strict=True))
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    with Forks("lightning.pytorch", "lightning.fabric", "torch._dynamo") as forks:
+        yield forks
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
+def results(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> dict[str, Result]:
     root = tmp_path_factory.mktemp("lightning")
+
+    def launch(world: int, requests: dict[str, dict[str, Any]]) -> dict[str, Result]:
+        found = launching.results(forks, world, "lightning_run.py", *requests.values())
+        return dict(zip(requests, found, strict=True))
 
     def train(name: str, run: str = "train", **options: Any) -> dict[str, Any]:
         return {"run": run, "folder": f"{root}/{name}", "bound": "bound" in name} | options
@@ -208,57 +200,39 @@ def test_what_needs_another_sampler_is_refused_and_predict_takes_an_iterator(
     assert results[f"others {world}"]["predicted"] == plain[0]
 
 
-Start = Callable[[str, int], "subprocess.Popen[str]"]
+Start = Callable[[str, int], Launch]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def start(tmp_path: Path, forks: Forks) -> Iterator[Start]:
     """Starts an example as its users do: Lightning starts the processes of other devices."""
     started = []
 
-    def start(name: str, devices: int) -> subprocess.Popen[str]:
+    def start(name: str, devices: int) -> Launch:
         script = ROOT / "examples" / f"lightning_{name}.py"
-        started.append(
-            subprocess.Popen(
-                [sys.executable, str(script), f"--devices={devices}", f"--folder={tmp_path}"],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                env=environment(),
-                start_new_session=True,
-            )
-        )
+        options = (f"--devices={devices}", f"--folder={tmp_path}")
+        output = tmp_path / f"output-{devices}"
+        started.append(Launch(script, *options, world=0, output=output, starter=forks))
         return started[-1]
 
     yield start
-    for process in started:
-        kill(process)
+    for launch in started:
+        launch.kill()
 
 
-def kill(process: subprocess.Popen[str]) -> None:
-    """Kills all processes of a launch."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.communicate(timeout=30)
-
-
-def kill_at(process: subprocess.Popen[str], line: str) -> None:
+def kill_at(launch: Launch, line: str) -> None:
     """Kills it as soon as it has printed a line."""
-    assert process.stdout is not None
-    read = []
-    for found in process.stdout:
-        read.append(found)
-        if found.startswith(line):
-            break
-    assert read[-1].startswith(line), "".join(read)
-    kill(process)
+    deadline = time.monotonic() + 100
+    while f"\n{line}" not in launch.printed:
+        assert launch.is_running and time.monotonic() < deadline, launch.printed
+        time.sleep(0.002)
+    launch.kill()
 
 
-def printed_digest(process: subprocess.Popen[str]) -> str:
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, output
-    digests = re.findall(r"^digest: ([0-9a-f]{64})$", output, re.MULTILINE)
-    assert len(digests) == 1, output
+def printed_digest(launch: Launch) -> str:
+    launch.wait()
+    digests = re.findall(r"^digest: ([0-9a-f]{64})$", launch.printed, re.MULTILINE)
+    assert len(digests) == 1, launch.printed
     return str(digests[0])
 
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import signal
-import subprocess
 import sys
 import traceback
 import types
@@ -20,7 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from processes import environment
+from launch import Launch, forks
+from launching import launch
 from torch.distributed.checkpoint.stateful import Stateful
 from toys import flat, ids, mixture_of, one, three_in_memory
 
@@ -46,25 +44,6 @@ INTERVAL = 3
 # --- under its trainer ---------------------------------------------------------------------------
 
 
-def train(folder: Path, *launches: tuple[int, int]) -> None:
-    """Runs worlds one after the other, each up to a step."""
-    words = [str(word) for launch in launches for word in launch]
-    process = subprocess.Popen(
-        [sys.executable, str(SCRIPT), str(folder), str(INTERVAL), *words],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=200)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        raise
-    assert process.returncode == 0, output
-
-
 def noted(folder: Path, launch: int, world: int) -> list[tuple[int, list[list[int]]]]:
     """(step, ids of each rank) for each batch of a launch."""
     files = [(folder / f"{launch}.{rank}").read_text().splitlines() for rank in range(world)]
@@ -82,14 +61,15 @@ def test_the_trainer_goes_on_at_the_very_next_row_on_another_degree(tmp_path: Pa
     others, or none.
     """
     launches = [(2, 4), (4, 11), (2, 14), (1, 22)]
-    train(tmp_path, *launches)
+    words = [str(word) for pair in launches for word in pair]
+    launch(forks(), 1, SCRIPT, str(tmp_path), str(INTERVAL), *words)
 
     loader = DataLoader(mixture_of(three_in_memory(), exhausted_policy="redistribute"))
     expected = flat(ids(batch) for _ in range(3) for batch in loader)
     saved = start = 0
     shares = []
-    for launch, (world, last_step) in enumerate(launches):
-        batches = noted(tmp_path, launch, world)
+    for number, (world, last_step) in enumerate(launches):
+        batches = noted(tmp_path, number, world)
         seen = flat(flat(ranks) for _, ranks in batches)
         assert seen == expected[start : start + len(seen)]
         assert sorted({step for step, _ in batches}) == list(range(saved + 1, last_step + 1))
@@ -103,18 +83,16 @@ def test_the_trainer_goes_on_at_the_very_next_row_on_another_degree(tmp_path: Pa
 def test_the_example_goes_on_with_another_degree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
     printed = ""
     for world, steps in [(2, 3), (1, 5)]:
-        example = [str(EXAMPLES / "torchtitan_dp.py"), str(tmp_path), str(steps)]
-        printed += subprocess.run(
-            [*launcher, str(world), *example],
-            env=environment(),
-            capture_output=True,
-            text=True,
-            timeout=200,
-            check=True,
-        ).stdout
+        output = tmp_path / f"output-{world}"
+        script, options = EXAMPLES / "torchtitan_dp.py", (tmp_path / "run", steps)
+        run = Launch(script, *options, world=world, output=output)
+        try:
+            run.wait()
+        finally:
+            run.kill()
+        printed += run.printed
     lines = [line for line in printed.splitlines() if line.startswith("step")]
 
     monkeypatch.syspath_prepend(EXAMPLES)

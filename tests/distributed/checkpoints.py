@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -416,25 +417,6 @@ NOTICED: list[tuple[str, str]] = [
 # --- what the processes do-----------------------------------------------------------------------
 
 
-def save_all(folder: Path) -> None:
-    for model in MODELS:
-        trainer = Trainer(model)
-        for way in ways_of(model):
-            save(trainer, WAYS[way], folder / model / way)
-            trainer.step()
-    for model, name, way in BEFORE_BIND:
-        trainer = Trainer(model, bound=False)
-        trainer.step()
-        save(trainer, way, folder / "before bind" / model / name)
-
-
-def save(trainer: Trainer, way: Way, path: Path) -> None:
-    path.mkdir(parents=True, exist_ok=True)
-    trainer.fill(trainer.steps)
-    (path / "steps.json").write_text(json.dumps(trainer.steps))
-    way.save(trainer, path)
-
-
 @dataclass(frozen=True)
 class Part:
     """Which of the checkpoints to load: those whose indices sum to `number` modulo `of`."""
@@ -444,6 +426,49 @@ class Part:
 
     def has(self, *indices: int) -> bool:
         return sum(indices) % self.of == self.number % self.of
+
+    @property
+    def checkpoints(self) -> set[tuple[str, str]]:
+        """Models and ways of the checkpoints of bound models that it loads."""
+        return (
+            {
+                (model, way)
+                for row, model in enumerate(MODELS)
+                for column, way in enumerate(ways_of(model))
+                if self.has(row, column)
+            }
+            | {(model, way) for i, (model, way, _) in enumerate(WITHOUT_BIND) if self.has(i)}
+            | {(model, way) for i, (model, way, *_) in enumerate(ACROSS) if self.has(i)}
+            | {
+                (model, way)
+                for row in range(len(CHANGES))
+                for column, (model, way) in enumerate(NOTICED)
+                if self.has(row, column)
+            }
+        )
+
+
+def save_all(folder: Path, parts: list[Part]) -> None:
+    """All that some parts load."""
+    wanted = set[tuple[str, str]]().union(*(part.checkpoints for part in parts))
+    for model in MODELS:
+        trainer = Trainer(model)
+        for way in ways_of(model):
+            if (model, way) in wanted:
+                save(trainer, WAYS[way], folder / model / way)
+            trainer.step()
+    for index, (model, name, way) in enumerate(BEFORE_BIND):
+        if any(part.has(index) for part in parts):
+            trainer = Trainer(model, bound=False)
+            trainer.step()
+            save(trainer, way, folder / "before bind" / model / name)
+
+
+def save(trainer: Trainer, way: Way, path: Path) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    trainer.fill(trainer.steps)
+    (path / "steps.json").write_text(json.dumps(trainer.steps))
+    way.save(trainer, path)
 
 
 def load_all(folder: Path, part: Part) -> dict[str, Any]:
@@ -510,23 +535,25 @@ def refusals(model: str, change: str, way: Way, path: Path) -> list[str]:
     return said
 
 
-def process(rank: int, world: int, folder: Path, saved_by: int, part: Part | None) -> None:
-    """One rank that saves, or loads a part."""
-    store = dist.FileStore(str(folder / f"store-{saved_by}-{world}-{part}"), world)
+def process(rank: int, world: int, meeting: Path, job: Callable[[], None]) -> None:
+    """One rank of a job."""
+    store = dist.FileStore(str(meeting), world)
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=120)
     )
     torch.manual_seed(rank)
-    if part is None:
-        save_all(folder / str(saved_by))
-    else:
-        found = load_all(folder / str(saved_by), part)
-        if rank == 0:
-            (folder / f"{saved_by}-{world}.json").write_text(json.dumps(found))
+    job()
     dist.destroy_process_group()
     # gloo's threads outlive the process group, and may abort a Python that is shutting down
     sys.stdout.flush()
     os._exit(0)
+
+
+def load_part(folder: Path, saved_by: int, part: Part) -> None:
+    found = load_all(folder / str(saved_by), part)
+    if dist.get_rank() == 0:
+        path = folder / f"{saved_by}-{dist.get_world_size()}.json"
+        path.write_text(json.dumps(found))
 
 
 def launch(world: int, *args: Any) -> None:
@@ -536,10 +563,14 @@ def launch(world: int, *args: Any) -> None:
 
 def main(folder: Path, num_parts: int, pairs: list[tuple[int, int]]) -> None:
     compiled(nn.Linear(1, 1))(torch.ones(1, 1))  # imports what it needs, before the first fork
+    parts = {pair: Part(number, num_parts) for number, pair in enumerate(pairs)}
     for saved_by in sorted({saved_by for saved_by, _ in pairs}):
-        launch(saved_by, folder, saved_by, None)
-    for number, (saved_by, loaded_by) in enumerate(pairs):
-        launch(loaded_by, folder, saved_by, Part(number, num_parts))
+        wanted = [part for pair, part in parts.items() if pair[0] == saved_by]
+        job = partial(save_all, folder / str(saved_by), wanted)
+        launch(saved_by, folder / f"saving-{saved_by}", job)
+    for (saved_by, loaded_by), part in parts.items():
+        job = partial(load_part, folder, saved_by, part)
+        launch(loaded_by, folder / f"loading-{saved_by}-{loaded_by}", job)
 
 
 if __name__ == "__main__":

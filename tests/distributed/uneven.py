@@ -1,6 +1,6 @@
 """One of several gloo processes over 1003 ids: every step is an all-reduce, so ranks must agree.
 
-Usage: uneven.py RANK WORLD FOLDER
+Usage: uneven.py FOLDER
 """
 
 from __future__ import annotations
@@ -43,20 +43,17 @@ def run(*, drop_last: bool) -> tuple[list[list[list[tuple[int, bool]]]], list[in
     return epochs, sums
 
 
-def main(rank: int, world: int, folder: Path) -> None:
-    store = dist.FileStore(str(folder / "store"), world)
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=30)
-    )
+def main(folder: Path) -> None:
+    dist.init_process_group("gloo", timeout=timedelta(seconds=30))
     dropped, _ = run(drop_last=True)
     padded, sums = run(drop_last=False)
     report = {"drop": dropped, "pad": padded, "sums": sums}
-    (folder / f"{rank}.json").write_text(json.dumps(report))
+    (folder / f"{dist.get_rank()}.json").write_text(json.dumps(report))
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    main(Path(sys.argv[1]))
     # gloo's threads outlive the process group, and may abort a Python that is shutting down
     sys.stdout.flush()
     os._exit(0)
