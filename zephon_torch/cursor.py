@@ -203,10 +203,10 @@ class Cursor:
 
     def advance(self, item: WorkItem) -> None:
         """Count a batch that is handed over. The end of an epoch is the start of the next."""
-        if item.is_last:
-            self._move_to(item.epoch + 1, 0)
+        if item.is_last or item.epoch != self._epoch:
+            self._move_to(*((item.epoch + 1, 0) if item.is_last else (item.epoch, item.stop)))
         else:
-            self._move_to(item.epoch, item.stop)
+            self._delivered = item.stop
 
     def set_epoch(self, epoch: int) -> None:
         """Ask for an epoch; see the rules above."""

@@ -8,7 +8,7 @@ import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -117,16 +117,18 @@ class Iteration(Iterator[Any]):
         if self._ended:
             raise StopIteration
         begun = time.perf_counter()
-        if self._run is None:
-            self._run = self._begin()
-        self._check_live()
-        if not self._is_under_way and self._is_adopted:
-            self._get_under_way()
-        if self._is_cut:  # the batch may be anywhere: go on at its place with a new run
-            self._close_run()
-            self._run = self._run_from(self._place)
+        run = self._run
+        if run is None or self._is_cut or not self._is_under_way or not self._is_current():
+            run = self._made_ready()
         self._is_cut = True
-        item, made = self._receive(self._run)
+        try:
+            item, made = run.__next__()
+        except StopIteration:
+            self._end()
+            raise
+        if isinstance(made, Exception):
+            self._fail(item, made)
+        assert item is not None
         batch = made.data
         if self._pins:
             batch = torch.utils.data._utils.pin_memory.pin_memory(batch)  # type: ignore[no-untyped-call]
@@ -137,23 +139,32 @@ class Iteration(Iterator[Any]):
         self._is_cut = False
         return batch
 
-    def _receive(self, run: Run) -> tuple[WorkItem, Made]:
-        """The next batch; raises the error that is in its place."""
-        try:
-            item, made = next(run)
-        except StopIteration:
-            self._end()
-            raise
-        if not isinstance(made, Exception):
-            assert item is not None
-            return item, made
+    def _is_current(self) -> bool:
+        """Whether nothing has happened to the loader since the last batch."""
+        live = self._loader._live
+        return live is not None and live() is self and not self._cursor.has_loads
+
+    def _made_ready(self) -> Run:
+        """The run to take the next batch of, after checks that mostly have nothing to find."""
+        if self._run is None:
+            self._run = self._begin()
+        self._check_live()
+        if not self._is_under_way and self._is_adopted:
+            self._get_under_way()
+        if self._is_cut:  # the batch may be anywhere: go on at its place with a new run
+            self._close_run()
+            self._run = self._run_from(self._place)
+        return self._run
+
+    def _fail(self, item: WorkItem | None, error: Exception) -> NoReturn:
+        """Raise the error that came in the place of a batch."""
         if item is not None:
             self._place = item.epoch, item.stop
         self._is_cut = False
         try:
-            raise made
+            raise error
         finally:
-            del made  # its traceback holds this frame
+            del error  # its traceback holds this frame
 
     def __len__(self) -> int:
         return len(self._loader)

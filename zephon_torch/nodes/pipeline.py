@@ -7,12 +7,13 @@ different places, the bytes are the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from zephon_torch.io.copies import ShardCopies
 from zephon_torch.io.dataset import Samples, samples_of
@@ -33,12 +34,18 @@ class Pipeline:
 
     Attributes:
         tolerance: what to do about bad records; None raises.
+        is_plain: whether a batch of rows is nothing but a tensor of them.
     """
 
     fetcher: Fetcher
     transform: Transform | None
     collate: Collate
     tolerance: Tolerance | None = None
+    is_plain: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        is_plain = not self.has_user_code and self.tolerance is None and not self.collate.provenance
+        object.__setattr__(self, "is_plain", is_plain)
 
     def __call__(self, item: WorkItem) -> Made:
         """Both stages."""
@@ -116,6 +123,8 @@ class Pipeline:
         samples = samples_of(read)
         if samples is read and isinstance(samples, np.ndarray) and _is_part(samples):
             samples = samples.copy()  # of a window: a batch owns its memory
+        if self.is_plain and isinstance(samples, np.ndarray):
+            return Made(torch.from_numpy(samples))
         if self.tolerance is not None:
             return self._finish_tolerantly(self.tolerance, item, samples)
         if self.transform is not None:

@@ -20,9 +20,10 @@ class WorkItem:
         start, stop: delivered indices [start, stop) of the global batch.
         valid: bool[b], which of this rank's samples are real; None where all are.
         is_last: whether no batch of the epoch comes after it.
+        num_samples: samples of this rank.
     """
 
-    __slots__ = ("_pointers", "epoch", "is_last", "start", "stop", "valid")
+    __slots__ = ("_pointers", "epoch", "is_last", "num_samples", "start", "stop", "valid")
 
     def __init__(
         self,
@@ -35,6 +36,10 @@ class WorkItem:
     ) -> None:
         self.epoch, self.start, self.stop = epoch, start, stop
         self._pointers, self.valid, self.is_last = pointers, valid, is_last
+        if isinstance(pointers, SlabPart):
+            self.num_samples = pointers.last - pointers.first
+        else:
+            self.num_samples = len(pointers)
 
     @property
     def pointers(self) -> Pointers:
@@ -43,12 +48,6 @@ class WorkItem:
             slab, first, last = self._pointers
             self._pointers = slab.pointers[first:last]
         return self._pointers
-
-    @property
-    def num_samples(self) -> int:
-        """Samples of this rank."""
-        held = self._pointers
-        return held.last - held.first if isinstance(held, SlabPart) else len(held)
 
     def __reduce__(self) -> tuple[Any, ...]:
         fields = self.epoch, self.start, self.stop, self.pointers, self.valid, self.is_last
