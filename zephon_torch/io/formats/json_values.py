@@ -96,6 +96,11 @@ _NO_START = "not at the start of a line"
 
 def _are_exact(values: Sequence[Any]) -> bool:
     """Whether nothing in values by orjson may be else than the standard library has it."""
+    try:  # mostly dicts of plain values: the quickest way to see that
+        if _PLAIN.issuperset(map(type, chain.from_iterable(map(dict.values, values)))):
+            return True
+    except TypeError:
+        pass
     for _ in range(_MAX_DEPTH):
         kinds = set(map(type, values))
         if kinds <= _PLAIN:
