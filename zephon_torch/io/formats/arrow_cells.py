@@ -15,7 +15,6 @@ import struct
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from operator import getitem
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -64,6 +63,8 @@ _LAYOUTS = {
     pa.float32(): Layout("f"),
     pa.float64(): Layout("d"),
 }
+
+_Views = tuple[memoryview, memoryview]  # of bytes, and of values or offsets
 
 # What is known of a column in a batch, as int64: where in the file its values or offsets begin, in
 # units of one of them; where its bytes begin and how many they are; the bit where its bitmap of
@@ -228,9 +229,7 @@ class CellGroup:
     def __init__(self, kind: CellGroupKind, num_shards: int) -> None:
         self._kind = kind
         self._cells: dict[int, Cells] = {}
-        self._views: dict[str, dict[int, memoryview]] = {
-            code: {} for code in ("B", *(layout.code for layout in kind.layouts))
-        }
+        self._views: dict[str, dict[int, _Views]] = {layout.code: {} for layout in kind.layouts}
         self._watched = WatchedMaps()
         self._num_rows = np.zeros(num_shards, np.uint64)  # 0 where no shard is open
         self._firsts = np.zeros(num_shards, np.int64)  # row 0 of each among the rows of all
@@ -242,7 +241,7 @@ class CellGroup:
         """Take in a reader."""
         cells = self._cells[number] = reader.cells
         for code, views in self._views.items():
-            views[number] = cells.views[code]
+            views[number] = cells.views["B"], cells.views[code]
         self._watched.add(number, cells.map)
         self._num_rows[number] = cells.edges[-1]
         self._batches = None
@@ -269,46 +268,33 @@ class CellGroup:
         places = self._places[batch]
         places[:, :, _FIRST] += rows[:, None]
         shards = numbers.tolist()
-        columns = []
-        for column, layout in enumerate(self._kind.layouts):
-            cells = self._column(layout, shards, places[:, column])
-            if self._have_nulls[column]:
-                self._put_nulls(cells, shards, places[:, column, _NULLS], rows)
-            columns.append(cells)
-        names = self._kind.columns
-        return [dict(zip(names, cells, strict=True)) for cells in zip(*columns, strict=True)]
-
-    def _column(self, layout: Layout, shards: list[int], places: Int64Array) -> list[Any]:
-        """Cells of one column, those that are null included."""
-        views = map(self._views[layout.code].__getitem__, shards)
-        firsts = places[:, _FIRST].tolist()
-        if layout.code == "?":
-            return _bits(views, firsts)
-        if layout.item is None:
-            return list(map(getitem, views, firsts))
-        every = map(self._views["B"].__getitem__, shards)
-        starts, lengths = places[:, _START].tolist(), places[:, _LENGTH].tolist()
-        is_text = layout.item is str
-        cells: list[Any] = []
-        for content, offsets, first, begin, length in zip(
-            every, views, firsts, starts, lengths, strict=True
+        made: list[dict[str, Any]] = [{} for _ in shards]
+        for column, (name, layout) in enumerate(
+            zip(self._kind.columns, self._kind.layouts, strict=True)
         ):
-            start, stop = offsets[first], offsets[first + 1]
-            if not 0 <= start <= stop <= length:
-                raise ValueError("an offset leads out of its batch")
-            part = content[begin + start : begin + stop]
-            cells.append(str(part, "utf-8") if is_text else bytes(part))
-        return cells
+            here = places[:, column]
+            views = map(self._views[layout.code].__getitem__, shards)
+            if layout.item is None:
+                _put_values(made, name, views, here[:, _FIRST].tolist(), layout.code == "?")
+            else:
+                _put_slices(made, name, views, here, layout.item is str)
+            if self._have_nulls[column]:
+                self._put_nulls(made, name, shards, here[:, _NULLS], rows)
+        return made
 
     def _put_nulls(
-        self, cells: list[Any], shards: list[int], bitmaps: Int64Array, rows: Int64Array
+        self,
+        made: list[dict[str, Any]],
+        name: str,
+        shards: list[int],
+        bitmaps: Int64Array,
+        rows: Int64Array,
     ) -> None:
         nullable = np.flatnonzero(bitmaps >= 0)
-        views = [self._views["B"][shards[i]] for i in nullable.tolist()]
-        is_there = _bits(views, (bitmaps + rows)[nullable].tolist())
-        for i, is_value in zip(nullable.tolist(), is_there, strict=True):
-            if not is_value:
-                cells[i] = None
+        bits = (bitmaps + rows)[nullable].tolist()
+        for i, bit in zip(nullable.tolist(), bits, strict=True):
+            if not _bit(self._cells[shards[i]].views["B"], bit):
+                made[i][name] = None
 
     def _arranged(self) -> Int64Array:
         """Number the rows of all shards through."""
@@ -320,12 +306,40 @@ class CellGroup:
             first += int(cells.edges[-1])
         self._batches = np.concatenate(edges)
         self._places = np.concatenate(places)
-        self._have_nulls = list((self._places[:, :, _NULLS] >= 0).any(axis=0))
+        self._have_nulls = [bool((bits >= 0).any()) for bits in self._places[:, :, _NULLS].T]
         return self._batches
 
 
-def _bits(contents: Iterable[memoryview], places: Sequence[int]) -> list[bool]:
-    return [
-        bool(content[place >> 3] >> (place & 7) & 1)
-        for content, place in zip(contents, places, strict=True)
-    ]
+def _put_slices(
+    made: list[dict[str, Any]],
+    name: str,
+    views: Iterable[_Views],
+    places: Int64Array,
+    is_text: bool,
+) -> None:
+    """Set the cells of a column of text or bytes."""
+    firsts, begins, lengths, _ = places.T.tolist()
+    for row, (content, offsets), first, begin, length in zip(
+        made, views, firsts, begins, lengths, strict=True
+    ):
+        start, stop = offsets[first], offsets[first + 1]
+        if not 0 <= start <= stop <= length:
+            raise ValueError("an offset leads out of its batch")
+        part = content[begin + start : begin + stop]
+        row[name] = str(part, "utf-8") if is_text else bytes(part)
+
+
+def _put_values(
+    made: list[dict[str, Any]],
+    name: str,
+    views: Iterable[_Views],
+    firsts: list[int],
+    is_bits: bool,
+) -> None:
+    """Set the cells of a column of numbers."""
+    for row, (content, values), first in zip(made, views, firsts, strict=True):
+        row[name] = _bit(content, first) if is_bits else values[first]
+
+
+def _bit(content: memoryview, place: int) -> bool:
+    return bool(content[place >> 3] >> (place & 7) & 1)
