@@ -1,10 +1,10 @@
 """Arrow IPC: streams, files, and the folders that ``save_to_disk`` of HF datasets writes.
 
-Batches are found by the headers of their messages (``arrow_messages.py``). A local file is mapped,
-and its batches are views of the map: a row costs the pages that hold it. Where batches are
-compressed or have dictionaries, and over a network, the whole batch is read for a row of it, and
-kept for a while. Columns of nested values are validated batch by batch, others row by row: a wrong
-offset would lead out of the map.
+Batches are found by the headers of their messages (``arrow_messages.py``). A local file is mapped:
+a row costs the pages that hold it. Plain columns are read by hand (``arrow_rows.py``), others are
+views of batches. Where batches are compressed or have dictionaries, and over a network, the whole
+batch is read for a row of it, and kept for a while. Columns of nested values are validated batch by
+batch, others row by row: a wrong offset would lead out of the map.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from zephon_torch.errors import DatasetError, RecordError
 from zephon_torch.io import index
 from zephon_torch.io.files import FileInfo, Storage, StoredFile
-from zephon_torch.io.formats.arrow_cells import CellGroup, Cells, find_cells
+from zephon_torch.io.formats.arrow_cells import Cells, find_cells
 from zephon_torch.io.formats.arrow_messages import (
     BATCH,
     DICTIONARY,
@@ -30,6 +30,7 @@ from zephon_torch.io.formats.arrow_messages import (
     ReadView,
     find_messages,
 )
+from zephon_torch.io.formats.arrow_rows import CellGroup, CellGroupKind
 from zephon_torch.io.formats.arrow_types import (
     has_dictionary,
     is_shallow,
@@ -138,8 +139,8 @@ class _CellReader:
 
     def __init__(self, cells: Cells, reader: TableReader) -> None:
         self.cells, self._reader = cells, reader
-        self.group_kind = cells.kind
-        self._alone: CellGroup | None = cells.kind.make(1)
+        self.group_kind = CellGroupKind(cells.columns, cells.layouts)
+        self._alone: CellGroup | None = self.group_kind.make(1)
         self._alone.add(0, self)
 
     def read(self, samples: Int64Array) -> list[dict[str, Any]]:

@@ -1,21 +1,17 @@
-"""Cells of plain Arrow columns, taken from maps of their files without pyarrow.
+"""Where the cells of plain Arrow columns stand in a mapped file, told from the headers of batches.
 
-Of each batch it is known where the buffers of the chosen columns begin; a cell is then two offsets
-and a slice, or one number. This takes columns of text, bytes, whole numbers, floats and booleans,
-in files without compression and dictionaries. Values are those of ``to_pylist``.
-
-Where buffers begin and end is checked when a file is opened, offsets within them for every cell;
-what does not fit raises, and pyarrow then says what is wrong. Source: "Serialization and
-Interprocess Communication" of the Arrow columnar format (``RecordBatch`` of ``Message.fbs``).
+Columns of text, bytes, whole numbers, floats and booleans are plain, in files without compression
+and dictionaries. That buffers lie in their batches and are long enough is checked here, once; what
+they hold is not touched. Source: "Serialization and Interprocess Communication" of the Arrow
+columnar format (``RecordBatch`` of ``Message.fbs``).
 """
 
 from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +19,7 @@ import numpy.typing as npt
 from zephon_torch.io.formats.arrow_messages import Message
 from zephon_torch.io.formats.arrow_types import count_buffers, stored_as
 from zephon_torch.io.formats.libarrow import pa
-from zephon_torch.io.ranges import FileMap, WatchedMaps
+from zephon_torch.io.ranges import FileMap
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -64,26 +60,26 @@ _LAYOUTS = {
     pa.float64(): Layout("d"),
 }
 
-_Views = tuple[memoryview, memoryview]  # of bytes, and of values or offsets
-
 # What is known of a column in a batch, as int64: where in the file its values or offsets begin, in
 # units of one of them; where its bytes begin and how many they are; the bit where its bitmap of
 # nulls begins, or -1 where it has no nulls.
-_FIRST, _START, _LENGTH, _NULLS = range(4)
+FIRST, START, LENGTH, NULLS = range(4)
 
 
 class Cells(NamedTuple):
     """The chosen columns of one file, while it is open.
 
     Attributes:
-        kind: names and layouts of the columns.
+        columns: names.
+        layouts: one for each column.
         map: of the file.
         views: all of the file, by the codes of the layouts, and "B".
         edges: int64[num_batches + 1], the number of the first row of each, then of all rows.
         places: int64[num_batches, num_columns, 4].
     """
 
-    kind: CellGroupKind
+    columns: tuple[str, ...]
+    layouts: tuple[Layout, ...]
     map: FileMap
     views: dict[str, memoryview]
     edges: Int64Array
@@ -121,8 +117,8 @@ def find_cells(
     if len(found) < len(places):
         return None
     views = {layout.code: _as(all_bytes, layout) for layout in layouts} | {"B": all_bytes}
-    kind = CellGroupKind(tuple(columns), tuple(layouts))
-    return Cells(kind, content, views, edges, np.stack(found, axis=1))
+    places_of_all = np.stack(found, axis=1)
+    return Cells(tuple(columns), tuple(layouts), content, views, edges, places_of_all)
 
 
 def _as(content: memoryview, layout: Layout) -> memoryview:
@@ -200,146 +196,3 @@ def _pairs(content: memoryview, start: int, batch: Message, number: int) -> Int6
     if struct.unpack_from("<I", content, start)[0] != number:
         return None
     return np.frombuffer(content, "<i8", 2 * number, start + 4).reshape(number, 2)
-
-
-@dataclass(frozen=True, slots=True)
-class CellGroupKind:
-    """Columns of the same names, order and layouts, in maps; see `GroupKind`."""
-
-    columns: tuple[str, ...]
-    layouts: tuple[Layout, ...]
-
-    def make(self, num_shards: int) -> CellGroup:
-        """A new group."""
-        return CellGroup(self, num_shards)
-
-
-class CellsReader(Protocol):
-    """What a group takes in."""
-
-    @property
-    def cells(self) -> Cells:
-        """Its cells, of the group's kind."""
-        ...
-
-
-class CellGroup:
-    """Rows of plain columns in maps; see `ShardGroup`."""
-
-    def __init__(self, kind: CellGroupKind, num_shards: int) -> None:
-        self._kind = kind
-        self._cells: dict[int, Cells] = {}
-        self._views: dict[str, dict[int, _Views]] = {layout.code: {} for layout in kind.layouts}
-        self._watched = WatchedMaps()
-        self._num_rows = np.zeros(num_shards, np.uint64)  # 0 where no shard is open
-        self._firsts = np.zeros(num_shards, np.int64)  # row 0 of each among the rows of all
-        self._batches: Int64Array | None = None  # the first row of each batch among them
-        self._places: Int64Array = np.empty((0, len(kind.layouts), 4), np.int64)
-        self._have_nulls: list[bool] = []
-
-    def add(self, number: int, reader: CellsReader) -> None:
-        """Take in a reader."""
-        cells = self._cells[number] = reader.cells
-        for code, views in self._views.items():
-            views[number] = cells.views["B"], cells.views[code]
-        self._watched.add(number, cells.map)
-        self._num_rows[number] = cells.edges[-1]
-        self._batches = None
-
-    def remove(self, number: int) -> None:
-        """Forget a reader that is about to be closed."""
-        self._num_rows[number] = 0
-        self._watched.remove(number)
-        for views in self._views.values():
-            del views[number]
-        del self._cells[number]
-        self._batches = None
-
-    def read(self, numbers: Int64Array, samples: Int64Array) -> list[dict[str, Any]]:
-        """Rows as dicts of plain Python values."""
-        # as unsigned, a negative number is a huge one
-        if np.count_nonzero(samples.view(np.uint64) >= self._num_rows[numbers]):
-            raise IndexError("a record outside of its shard")
-        self._watched.check()
-        batches = self._arranged() if self._batches is None else self._batches
-        rows = self._firsts[numbers] + samples
-        batch = batches.searchsorted(rows, side="right") - 1
-        rows -= batches[batch]  # rows of their batches from here on
-        places = self._places[batch]
-        places[:, :, _FIRST] += rows[:, None]
-        shards = numbers.tolist()
-        made: list[dict[str, Any]] = [{} for _ in shards]
-        for column, (name, layout) in enumerate(
-            zip(self._kind.columns, self._kind.layouts, strict=True)
-        ):
-            here = places[:, column]
-            views = map(self._views[layout.code].__getitem__, shards)
-            if layout.item is None:
-                _put_values(made, name, views, here[:, _FIRST].tolist(), layout.code == "?")
-            else:
-                _put_slices(made, name, views, here, layout.item is str)
-            if self._have_nulls[column]:
-                self._put_nulls(made, name, shards, here[:, _NULLS], rows)
-        return made
-
-    def _put_nulls(
-        self,
-        made: list[dict[str, Any]],
-        name: str,
-        shards: list[int],
-        bitmaps: Int64Array,
-        rows: Int64Array,
-    ) -> None:
-        nullable = np.flatnonzero(bitmaps >= 0)
-        bits = (bitmaps + rows)[nullable].tolist()
-        for i, bit in zip(nullable.tolist(), bits, strict=True):
-            if not _bit(self._cells[shards[i]].views["B"], bit):
-                made[i][name] = None
-
-    def _arranged(self) -> Int64Array:
-        """Number the rows of all shards through."""
-        edges, places, first = [], [], 0
-        for number, cells in self._cells.items():
-            self._firsts[number] = first
-            edges.append(cells.edges[:-1] + first)
-            places.append(cells.places)
-            first += int(cells.edges[-1])
-        self._batches = np.concatenate(edges)
-        self._places = np.concatenate(places)
-        self._have_nulls = [bool((bits >= 0).any()) for bits in self._places[:, :, _NULLS].T]
-        return self._batches
-
-
-def _put_slices(
-    made: list[dict[str, Any]],
-    name: str,
-    views: Iterable[_Views],
-    places: Int64Array,
-    is_text: bool,
-) -> None:
-    """Set the cells of a column of text or bytes."""
-    firsts, begins, lengths, _ = places.T.tolist()
-    for row, (content, offsets), first, begin, length in zip(
-        made, views, firsts, begins, lengths, strict=True
-    ):
-        start, stop = offsets[first], offsets[first + 1]
-        if not 0 <= start <= stop <= length:
-            raise ValueError("an offset leads out of its batch")
-        part = content[begin + start : begin + stop]
-        row[name] = str(part, "utf-8") if is_text else bytes(part)
-
-
-def _put_values(
-    made: list[dict[str, Any]],
-    name: str,
-    views: Iterable[_Views],
-    firsts: list[int],
-    is_bits: bool,
-) -> None:
-    """Set the cells of a column of numbers."""
-    for row, (content, values), first in zip(made, views, firsts, strict=True):
-        row[name] = _bit(content, first) if is_bits else values[first]
-
-
-def _bit(content: memoryview, place: int) -> bool:
-    return bool(content[place >> 3] >> (place & 7) & 1)

@@ -34,7 +34,8 @@ _MAX_DEPTH = 64
 _raw_decode = json.JSONDecoder().raw_decode
 
 
-def _find_orjson() -> Callable[[View], Any] | None:
+def find_orjson() -> Callable[[View], Any] | None:
+    """Its parser, where it is installed and wanted."""
     if os.environ.get("ZEPHON_JSON") == "stdlib":
         return None
     try:
@@ -44,7 +45,7 @@ def _find_orjson() -> Callable[[View], Any] | None:
     return loads
 
 
-fast_loads = _find_orjson()
+fast_loads = find_orjson()
 
 
 def parse_lines(lines: Sequence[View]) -> list[Any]:
