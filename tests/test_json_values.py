@@ -84,10 +84,27 @@ def test_lines_together_have_the_values_that_each_has_alone(content: list[bytes]
     assert outcome(by, orjson.loads, content) in (bad or [f"[{', '.join(expected)}]"])
 
 
+@pytest.mark.parametrize("place", ["{}", '{{"a": {}}}', '{{"a": [{}, 1]}}', "[0.5, [[{}]]]"])
+def test_numbers_at_the_edges_of_what_orjson_can_hold(place: str) -> None:
+    for number in ODD_NUMBERS:
+        line = place.format(number).encode()
+        assert outcome(by, orjson.loads, [line]) == outcome(by, None, [line]), number
+
+
 def test_nesting_that_only_one_parser_would_follow_is_left_to_the_standard_library() -> None:
-    for depth in (950, 1000, 1500, 100_000):
+    def is_followed(parser: Any, line: bytes) -> bool:
+        try:
+            by(parser, [line])
+        except RecursionError:
+            return False
+        return True
+
+    followed = []
+    for depth in (60, 500, 980, 1010, 1500, 100_000):
         line = b"[" * depth + b"]" * depth
-        assert outcome(by, orjson.loads, [line])[:14] == outcome(by, None, [line])[:14]
+        followed.append(is_followed(None, line))
+        assert is_followed(orjson.loads, line) is followed[-1], depth
+    assert followed[0] and not followed[-1]
 
 
 ODD_LINES = [
