@@ -88,17 +88,19 @@ class CellGroup:
         places[:, :, FIRST] += rows[:, None]
         shards = numbers.tolist()
         made: list[dict[str, Any]] = [{} for _ in shards]
-        for column, (name, layout) in enumerate(
-            zip(self._kind.columns, self._kind.layouts, strict=True)
+        for column, (name, layout, here) in enumerate(
+            zip(self._kind.columns, self._kind.layouts, places.transpose(1, 2, 0), strict=True)
         ):
-            here = places[:, column]
+            firsts, begins, lengths, _ = here.tolist()
             views = map(self._views[layout.code].__getitem__, shards)
-            if layout.item is None:
-                _put_values(made, name, views, here[:, FIRST].tolist(), layout.code == "?")
+            if layout.item is not None:
+                _put_slices(made, name, views, firsts, begins, lengths, layout.item is str)
+            elif layout.code == "?":
+                _put_bits(made, name, views, firsts)
             else:
-                _put_slices(made, name, views, here, layout.item is str)
+                _put_values(made, name, views, firsts)
             if self._have_nulls[column]:
-                self._put_nulls(made, name, shards, here[:, NULLS], rows)
+                self._put_nulls(made, name, shards, here[NULLS], rows)
         return made
 
     def _put_nulls(
@@ -133,11 +135,12 @@ def _put_slices(
     made: list[dict[str, Any]],
     name: str,
     views: Iterable[_Views],
-    places: Int64Array,
+    firsts: list[int],
+    begins: list[int],
+    lengths: list[int],
     is_text: bool,
 ) -> None:
     """Set the cells of a column of text or bytes."""
-    firsts, begins, lengths, _ = places.T.tolist()  # FIRST, START, LENGTH
     for row, (content, offsets), first, begin, length in zip(
         made, views, firsts, begins, lengths, strict=True
     ):
@@ -149,15 +152,19 @@ def _put_slices(
 
 
 def _put_values(
-    made: list[dict[str, Any]],
-    name: str,
-    views: Iterable[_Views],
-    firsts: list[int],
-    is_bits: bool,
+    made: list[dict[str, Any]], name: str, views: Iterable[_Views], firsts: list[int]
 ) -> None:
     """Set the cells of a column of numbers."""
-    for row, (content, values), first in zip(made, views, firsts, strict=True):
-        row[name] = _bit(content, first) if is_bits else values[first]
+    for row, (_, values), first in zip(made, views, firsts, strict=True):
+        row[name] = values[first]
+
+
+def _put_bits(
+    made: list[dict[str, Any]], name: str, views: Iterable[_Views], firsts: list[int]
+) -> None:
+    """Set the cells of a column of booleans."""
+    for row, (content, _), first in zip(made, views, firsts, strict=True):
+        row[name] = _bit(content, first)
 
 
 def _bit(content: memoryview, place: int) -> bool:
