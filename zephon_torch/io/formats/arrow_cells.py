@@ -75,7 +75,7 @@ class Cells(NamedTuple):
         map: of the file.
         views: all of the file, by the codes of the layouts, and "B".
         edges: int64[num_batches + 1], the number of the first row of each, then of all rows.
-        places: int64[num_batches, num_columns, 4].
+        places: int64[num_columns, 4, num_batches].
     """
 
     columns: tuple[str, ...]
@@ -117,7 +117,7 @@ def find_cells(
     if len(found) < len(places):
         return None
     views = {layout.code: _as(all_bytes, layout) for layout in layouts} | {"B": all_bytes}
-    places_of_all = np.stack(found, axis=1)
+    places_of_all = np.stack(found)
     return Cells(tuple(columns), tuple(layouts), content, views, edges, places_of_all)
 
 
@@ -172,7 +172,7 @@ class _Tables(NamedTuple):
         return cls(stops - numbers, num_rows, nodes, buffers)
 
     def places(self, field: int, layout: Layout) -> Int64Array | None:
-        """int64[num_batches, 4] of a column; None if its buffers are too short or not aligned."""
+        """int64[4, num_batches] of a column; None if its buffers are too short or not aligned."""
         node, first = self.firsts[field].tolist()
         num_values, num_nulls = self.nodes[:, node].T
         nulls, values = self.buffers[:, first], self.buffers[:, first + 1]
@@ -185,7 +185,7 @@ class _Tables(NamedTuple):
         if not (is_fine | (self.num_rows == 0)).all():
             return None
         bits = np.where(has_nulls, 8 * nulls[:, 0], -1)
-        return np.stack((8 * values[:, 0] // layout.num_bits, *data.T, bits), axis=1)
+        return np.stack((8 * values[:, 0] // layout.num_bits, *data.T, bits))
 
 
 def _pairs(content: memoryview, start: int, batch: Message, number: int) -> Int64Array | None:

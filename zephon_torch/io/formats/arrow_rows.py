@@ -53,7 +53,7 @@ class CellGroup:
         self._num_rows = np.zeros(num_shards, np.uint64)  # 0 where no shard is open
         self._firsts = np.zeros(num_shards, np.int64)  # row 0 of each among the rows of all
         self._batches: Int64Array | None = None  # the first row of each batch among them
-        self._places: Int64Array = np.empty((0, len(kind.layouts), 4), np.int64)
+        self._places: Int64Array = np.empty((len(kind.layouts), 4, 0), np.int64)
         self._have_nulls: list[bool] = []
 
     def add(self, number: int, reader: CellsReader) -> None:
@@ -84,12 +84,12 @@ class CellGroup:
         rows = self._firsts[numbers] + samples
         batch = batches.searchsorted(rows, side="right") - 1
         rows -= batches[batch]  # rows of their batches from here on
-        places = self._places[batch]
-        places[:, :, FIRST] += rows[:, None]
+        places = self._places.take(batch, 2)
+        places[:, FIRST] += rows
         shards = numbers.tolist()
         made: list[dict[str, Any]] = [{} for _ in shards]
         for column, (name, layout, here) in enumerate(
-            zip(self._kind.columns, self._kind.layouts, places.transpose(1, 2, 0), strict=True)
+            zip(self._kind.columns, self._kind.layouts, places, strict=True)
         ):
             firsts, begins, lengths, _ = here.tolist()
             views = map(self._views[layout.code].__getitem__, shards)
@@ -126,8 +126,8 @@ class CellGroup:
             places.append(cells.places)
             first += int(cells.edges[-1])
         self._batches = np.concatenate(edges)
-        self._places = np.concatenate(places)
-        self._have_nulls = [bool((bits >= 0).any()) for bits in self._places[:, :, NULLS].T]
+        self._places = np.concatenate(places, axis=2)
+        self._have_nulls = [bool((bits >= 0).any()) for bits in self._places[:, NULLS]]
         return self._batches
 
 
