@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from itertools import chain
 from typing import Any
@@ -27,7 +28,7 @@ from zephon_torch.io.ranges import View
 
 BLANK_CHARACTERS = BLANKS.decode()
 
-_PLAIN = {str, int, bool, type(None)}  # of which orjson makes what the standard library does
+_PLAIN = {str, int, float, bool, type(None)}  # all but lists and dicts
 _MAX_EXACT = 2.0**63  # no float below it was a whole number that does not fit
 _MAX_DEPTH = 64
 
@@ -95,21 +96,18 @@ def parse_line(line: View) -> Any:
 _NO_START = "not at the start of a line"
 
 
-def _are_exact(values: Sequence[Any]) -> bool:
+def _are_exact(values: Iterable[Any]) -> bool:
     """Whether nothing in values by orjson may be else than the standard library has it."""
-    try:  # mostly dicts of plain values: the quickest way to see that
-        if _PLAIN.issuperset(map(type, chain.from_iterable(map(dict.values, values)))):
-            return True
-    except TypeError:
-        pass
+    with suppress(TypeError):  # mostly dicts: a quick way into them
+        values = [*chain.from_iterable(map(dict.values, values))]
     for _ in range(_MAX_DEPTH):
         kinds = set(map(type, values))
-        if kinds <= _PLAIN:
-            return True
         if float in kinds:
             floats = [value for value in values if type(value) is float]
             if min(floats) <= -_MAX_EXACT or max(floats) >= _MAX_EXACT:
                 return False
+        if kinds <= _PLAIN:
+            return True
         dicts = [value.values() for value in values if type(value) is dict]
         lists = [value for value in values if type(value) is list]
         values = [*chain.from_iterable(dicts), *chain.from_iterable(lists)]
