@@ -64,12 +64,15 @@ def open_ranges(file: StoredFile) -> StoredRanges:
 
 
 class MappedFile:
-    """A local file, mapped."""
+    """A local file, mapped.
+
+    Attributes:
+        map: the map; None when closed, and of an empty file, which cannot be mapped.
+    """
 
     def __init__(self, file: StoredFile, path: str) -> None:
         self._file = file
-        # an empty file cannot be mapped
-        self._map = FileMap(file, path) if file.num_bytes else None
+        self.map = FileMap(file, path) if file.num_bytes else None
 
     def read(self, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> list[bytes]:
         """Slices of the map, touched in the order of the file."""
@@ -91,14 +94,14 @@ class MappedFile:
 
     def close(self) -> None:
         """Unmap the file."""
-        if self._map is not None:
-            self._map.close()
-            self._map = None
+        if self.map is not None:
+            self.map.close()
+            self.map = None
 
     def _checked(self) -> mmap.mmap:
-        if self._map is None:
+        if self.map is None:
             raise DatasetError(f"the reader of {self._file.url!r} is closed or the file is empty")
-        return self._map.content()
+        return self.map.content()
 
 
 class RequestedFile:

@@ -1,17 +1,17 @@
 """Arrow IPC: streams, files, and the folders that ``save_to_disk`` of HF datasets writes.
 
-Batches are found by the headers of their messages (``arrow_messages.py``). A local file is mapped,
-and its batches are views of the map: a row costs the pages that hold it. Where batches are
-compressed or have dictionaries, and over a network, the whole batch is read for a row of it, and
-kept for a while. Columns of nested values are validated batch by batch, others row by row: a wrong
-offset would lead out of the map.
+Batches are found by the headers of their messages (``arrow_messages.py``). A local file is mapped:
+a row costs the pages that hold it. Plain columns are read by hand (``arrow_rows.py``), others are
+views of batches. Where batches are compressed or have dictionaries, and over a network, the whole
+batch is read for a row of it, and kept for a while. Columns of nested values are validated batch by
+batch, others row by row: a wrong offset would lead out of the map.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy as np
 from zephon_torch.errors import DatasetError, RecordError
 from zephon_torch.io import index
 from zephon_torch.io.files import FileInfo, Storage, StoredFile
+from zephon_torch.io.formats.arrow_cells import Cells, find_cells
 from zephon_torch.io.formats.arrow_messages import (
     BATCH,
     DICTIONARY,
@@ -29,6 +30,7 @@ from zephon_torch.io.formats.arrow_messages import (
     ReadView,
     find_messages,
 )
+from zephon_torch.io.formats.arrow_rows import CellGroup, CellGroupKind
 from zephon_torch.io.formats.arrow_types import (
     has_dictionary,
     is_shallow,
@@ -46,7 +48,7 @@ from zephon_torch.io.formats.table import (
     count_alike,
     refusing,
 )
-from zephon_torch.io.ranges import View, open_ranges, view
+from zephon_torch.io.ranges import MappedFile, View, open_ranges, view
 
 _STATE = "state.json"
 _SPLITS = "dataset_dict.json"
@@ -65,7 +67,14 @@ def count_all(
 def open_reader(file: StoredFile, options: TableOptions, dataset: str, num_samples: int) -> Reader:
     """Open a file that must be as it was when counted."""
     shard = f"dataset {dataset!r}, file {file.url!r}"
-    return TableReader(_Batches(file, options), shard, num_samples)
+    batches = _Batches(file, options)
+    reader = TableReader(batches, shard, num_samples)
+    try:
+        cells = batches.find_cells()
+    except BaseException:
+        reader.close()
+        raise
+    return reader if cells is None else _CellReader(cells, reader)
 
 
 def choose(storage: Storage, listed: Sequence[FileInfo]) -> Sequence[FileInfo]:
@@ -125,6 +134,31 @@ def _find_places(file: StoredFile, advance: index.Advance) -> index.Offsets:
 _INDEXER = index.Indexer("arrow", 1, _find_places)
 
 
+class _CellReader:
+    """Rows of one file by its cells, and as pyarrow has them where that fails, to say why."""
+
+    def __init__(self, cells: Cells, reader: TableReader) -> None:
+        self.cells, self._reader = cells, reader
+        self.group_kind = CellGroupKind(cells.columns, cells.layouts)
+        self._alone: CellGroup | None = self.group_kind.make(1)
+        self._alone.add(0, self)
+
+    def read(self, samples: Int64Array) -> list[dict[str, Any]]:
+        """Rows by number; see `Reader.read`."""
+        samples = np.asarray(samples, dtype=np.int64)
+        if self._alone is not None and len(samples):
+            self.cells.map.content()  # checks it
+            with suppress(Exception):
+                return self._alone.read(np.zeros(len(samples), np.int64), samples)
+        return self._reader.read(samples)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._alone = None
+        self.cells.views.clear()  # a map that views look into cannot be closed
+        self._reader.close()
+
+
 class _Batches:
     """The record batches of one open file."""
 
@@ -159,6 +193,13 @@ class _Batches:
             batch.validate(full=is_sound)
         num_bytes = _VIEW_BYTES * len(self.columns) if is_view else batch.nbytes
         return Group(batch, num_bytes, is_sound)
+
+    def find_cells(self) -> Cells | None:
+        """The cells of the file, where they can be read without pyarrow."""
+        content = self._ranges.map if isinstance(self._ranges, MappedFile) else None
+        if content is None or self._has_dictionaries or self._first.is_big_endian:
+            return None
+        return find_cells(content, self._schema, list(self.columns), self._batches)
 
     def check(self) -> None:
         """Compare the size of a mapped file."""

@@ -34,7 +34,11 @@ class Message(NamedTuple):
         kind: `SCHEMA`, `DICTIONARY`, `BATCH`, or another number of the format.
         start: byte position of its marker.
         stop: behind its body.
+        body: byte position behind its header.
+        is_big_endian: of a schema, whether the file's numbers are.
         num_rows: of a batch.
+        nodes: of a batch, byte position of the vector of lengths and numbers of nulls; 0 without.
+        buffers: of a batch, byte position of the vector of buffers.
         is_compressed: whether a batch's values are.
         dictionary: number of the dictionary that a dictionary batch defines.
         is_delta: whether it adds to it.
@@ -43,7 +47,11 @@ class Message(NamedTuple):
     kind: int
     start: int
     stop: int
+    body: int = 0
+    is_big_endian: bool = False
     num_rows: int = 0
+    nodes: int = 0
+    buffers: int = 0
     is_compressed: bool = False
     dictionary: int = 0
     is_delta: bool = False
@@ -77,10 +85,17 @@ def find_messages(read: ReadView, num_bytes: int, name: str) -> Iterator[Message
         if _START.size + length > len(head):
             head = read(position, stop)
         message, num_body = _parse(head[_START.size : _START.size + length], name, position)
-        stop += num_body
+        body, stop = stop, stop + num_body
         if num_body < 0 or stop > num_bytes:
             _refuse_cut(name, f"a body of {num_body:,} bytes ends at byte {stop:,}")
-        yield message._replace(start=position, stop=stop)
+        header = position + _START.size
+        yield message._replace(
+            start=position,
+            stop=stop,
+            body=body,
+            nodes=message.nodes and message.nodes + header,
+            buffers=message.buffers and message.buffers + header,
+        )
         position = stop
     _check_end(read, num_bytes, name, stop, is_file)
 
@@ -98,7 +113,7 @@ def _check_end(read: ReadView, num_bytes: int, name: str, position: int, is_file
 
 
 def _parse(header: View, name: str, position: int) -> tuple[Message, int]:
-    """Return a message without its place, and the length of its body."""
+    """Return a message, places as in its header, and the length of its body."""
     try:
         root = _Table(header, _Table.follow(header, 0))
         kind = root.integer(1, "<B")
@@ -106,7 +121,14 @@ def _parse(header: View, name: str, position: int) -> tuple[Message, int]:
         message = Message(kind, 0, 0)
         if kind == BATCH:
             table = root.table(2)
-            message = message._replace(num_rows=table.integer(0, "<q"), is_compressed=table.has(3))
+            message = message._replace(
+                num_rows=table.integer(0, "<q"),
+                nodes=table.vector(1),
+                buffers=table.vector(2),
+                is_compressed=table.has(3),
+            )
+        elif kind == SCHEMA:
+            message = message._replace(is_big_endian=bool(root.table(2).integer(0, "<h")))
         elif kind == DICTIONARY:
             table = root.table(2)
             message = message._replace(
@@ -164,6 +186,11 @@ class _Table:
         if not place:
             raise struct.error("no such field")
         return _Table(self._data, self.follow(self._data, place))
+
+    def vector(self, field: int) -> int:
+        """Where a vector begins, with its length; 0 if it is not there."""
+        place = self._place(field)
+        return self.follow(self._data, place) if place else 0
 
     def _place(self, field: int) -> int:
         slot = 4 + 2 * field

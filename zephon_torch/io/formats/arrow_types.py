@@ -40,6 +40,40 @@ def is_shallow(kind: Any) -> bool:
     return all(map(types.is_primitive, _inner(kind)))
 
 
+def stored_as(kind: Any) -> Any:
+    """What a type is stored as: itself, but for extensions."""
+    return stored_as(kind.storage_type) if isinstance(kind, pa.BaseExtensionType) else kind
+
+
+def count_buffers(kind: Any) -> tuple[int, int] | None:
+    """Nodes and buffers that a column takes in the header of a batch; None where not known here."""
+    kind = stored_as(kind)
+    if types.is_null(kind):
+        return 1, 0
+    if types.is_primitive(kind) or types.is_decimal(kind) or types.is_fixed_size_binary(kind):
+        return 1, 2
+    if any(is_text(kind) for is_text in _OF_BYTES):
+        return 1, 3
+    if not any(is_nested(kind) for is_nested in _NESTED):
+        return None
+    has_offsets = not (types.is_struct(kind) or types.is_fixed_size_list(kind))
+    inner = [count_buffers(inner) for inner in _inner(kind)]
+    known = [found for found in inner if found is not None]
+    if len(known) < len(inner):
+        return None
+    return 1 + sum(n for n, _ in known), 1 + has_offsets + sum(n for _, n in known)
+
+
+_OF_BYTES = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+_NESTED = (
+    types.is_struct,
+    types.is_list,
+    types.is_large_list,
+    types.is_fixed_size_list,
+    types.is_map,
+)
+
+
 def without_extensions(batch: Any) -> Any:
     """A record batch whose columns of extension types are what these are stored as.
 

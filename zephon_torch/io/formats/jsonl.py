@@ -3,11 +3,15 @@ r"""JSON lines: one JSON value per line, in UTF-8.
 Lines are those of ``lines.py``: they end at ``\n`` only (U+2028 and U+0085 may stand inside
 strings), ``\r\n`` is fine, blank lines and a byte order mark are skipped, the last line needs no
 newline. Values are what `json.loads` makes of them. Files may be compressed (``.gz``, ``.zst``).
+Lines of mapped files are read through ``mapped_lines.py``; others, and all that are not as they
+should be, one by one, which says what is wrong.
 """
 
 from __future__ import annotations
 
 import json
+from contextlib import suppress
+from itertools import repeat
 from typing import Any, NoReturn
 
 import numpy as np
@@ -19,6 +23,7 @@ from zephon_torch.io.codecs import check_codec, codec_of
 from zephon_torch.io.decoded import open_decoded
 from zephon_torch.io.files import StoredFile
 from zephon_torch.io.formats import NoOptions
+from zephon_torch.io.formats.json_values import parse_lines
 from zephon_torch.io.formats.lines import (
     BLANKS,
     BOM,
@@ -28,8 +33,9 @@ from zephon_torch.io.formats.lines import (
     line_number,
     windows,
 )
+from zephon_torch.io.formats.mapped_lines import LineGroupKind, MappedLines, read_lines
 from zephon_torch.io.formats.reader import Reader, check_bounds
-from zephon_torch.io.ranges import Ranges, open_ranges
+from zephon_torch.io.ranges import FileMap, MappedFile, Ranges, open_ranges
 
 
 def _build_index(file: StoredFile, advance: index.Advance) -> index.Index:
@@ -41,13 +47,9 @@ def _build_index(file: StoredFile, advance: index.Advance) -> index.Index:
 
 INDEXER = index.Indexer("jsonl", 1, _build_index)
 
-_BLANK_CHARACTERS = BLANKS.decode()
 # The line number of a bad record takes reading the file up to it; over a network only this much.
 _MAX_REMOTE_BYTES_FOR_LINE = 64 << 20
 _MAX_DECODED_BYTES = 1 << 30  # of one record: a small file may claim any number
-
-_raw_decode = json.JSONDecoder().raw_decode
-
 
 Options = NoOptions
 
@@ -86,6 +88,7 @@ class JsonlReader:
     def __init__(self, file: StoredFile, dataset: str, num_samples: int) -> None:
         self._file = file
         self._shard = f"dataset {dataset!r}, file {file.url!r}"
+        self._mapped: tuple[FileMap, MappedLines] | None = None
         self._ranges: Ranges = open_ranges(file)
         try:
             found = index.load_index(file, INDEXER, num_samples)
@@ -94,9 +97,18 @@ class JsonlReader:
             if found.blocks is not None:
                 self._ranges = open_decoded(file, self._ranges, found.blocks)
             self._check_head()
+            if isinstance(self._ranges, MappedFile) and (content := self._ranges.map) is not None:
+                self._mapped = content, MappedLines.of(content, self._offsets)
         except BaseException:
             self._ranges.close()
             raise
+        self.group_kind = None if self._mapped is None else LineGroupKind()
+
+    @property
+    def mapped(self) -> tuple[FileMap, MappedLines]:
+        """What a group reads of a reader that has a kind."""
+        assert self._mapped is not None
+        return self._mapped
 
     def read(self, samples: npt.NDArray[np.int64]) -> list[Any]:
         """Parse lines by number; see `Reader.read`."""
@@ -104,24 +116,33 @@ class JsonlReader:
         if not len(samples):
             return []
         check_bounds(samples, len(self._offsets) - 1, self._shard)
+        if self._mapped is not None:
+            content, lines = self._mapped
+            content.content()  # checks it
+            with suppress(ValueError, RecursionError):  # said below, of the line that is to blame
+                return read_lines(repeat(lines, len(samples)), samples)
+        return self._read_one_by_one(samples)
+
+    def close(self) -> None:
+        """Unmap the file."""
+        self._mapped = None  # a map that views look into cannot be closed
+        self._ranges.close()
+
+    def _read_one_by_one(self, samples: npt.NDArray[np.int64]) -> list[Any]:
         # One byte more in front, which must be a newline: a wrong index would otherwise give wrong
         # data without a word. Record 0 has none; what is before it was checked when opening.
-        num_before = np.minimum(samples, 1)
-        starts, stops = self._offsets[samples] - num_before, self._offsets[samples + 1]
+        starts, stops = self._offsets[samples] - (samples > 0), self._offsets[samples + 1]
         if self._is_decoded:
             self._check_lengths(samples, stops - starts)
         values = []
         lines = self._ranges.read(starts, stops)
-        for position, (line, before) in enumerate(zip(lines, num_before.tolist(), strict=True)):
+        for sample, line in zip(samples.tolist(), lines, strict=True):
+            whole = line if sample else b"\n" + line
             try:
-                values.append(_parse(line, before))
+                values += parse_lines([whole])
             except (ValueError, RecursionError) as error:
-                self._fail(int(samples[position]), line, before, error)
+                self._fail(sample, whole, error)
         return values
-
-    def close(self) -> None:
-        """Unmap the file."""
-        self._ranges.close()
 
     def _check_head(self) -> None:
         """Refuse an index with anything but blank lines before its first record."""
@@ -143,13 +164,13 @@ class JsonlReader:
                 f"than {_MAX_DECODED_BYTES:,}; leave it out or decompress the file"
             )
 
-    def _fail(self, sample: int, line: bytes, before: int, error: Exception) -> NoReturn:
+    def _fail(self, sample: int, line: bytes, error: Exception) -> NoReturn:
         """Blame the index if its line is none, else the line."""
-        if before and line[0] != NEWLINE:
+        if line[0] != NEWLINE:
             self._refuse_index(f"record {sample} does not begin at the start of a line")
-        if b"\n" in line[before:].strip(BLANKS):
+        if b"\n" in line[1:].strip(BLANKS):
             self._refuse_index(f"record {sample} spans several lines")
-        message = f"{self._shard}, {self._place(sample)}: {_describe(error, before)}"
+        message = f"{self._shard}, {self._place(sample)}: {_describe(error)}"
         raise RecordError(message) from None  # the error's own line number counts in the record
 
     def _place(self, sample: int) -> str:
@@ -166,23 +187,10 @@ class JsonlReader:
         )
 
 
-def _parse(line: bytes, before: int) -> Any:
-    """Return the value of a line that has `before` newlines in front. Pure."""
-    if before and line[0] != NEWLINE:
-        raise ValueError("not at the start of a line")
-    text = line.decode()
-    start = before
-    if text[start] in _BLANK_CHARACTERS:  # indented: the scanner itself skips no blanks
-        start = len(text) - len(text[before:].lstrip(_BLANK_CHARACTERS))
-    value, stop = _raw_decode(text, start)
-    if (rest := text[stop:]) != "\n" and (extra := rest.lstrip(_BLANK_CHARACTERS)):
-        raise json.JSONDecodeError("Extra data", text, len(text) - len(extra))
-    return value
-
-
-def _describe(error: Exception, before: int) -> str:
+def _describe(error: Exception) -> str:
+    """What is wrong with a line that has a newline in front."""
     if isinstance(error, json.JSONDecodeError):
-        return f"not valid JSON: {error.msg} at character {error.pos - before + 1}"
+        return f"not valid JSON: {error.msg} at character {error.pos}"
     if isinstance(error, UnicodeDecodeError):
-        return f"not valid UTF-8: {error.reason} at byte {error.start - before + 1}"
+        return f"not valid UTF-8: {error.reason} at byte {error.start}"
     return f"not valid JSON: {error}"
