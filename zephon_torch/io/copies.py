@@ -124,15 +124,19 @@ class ShardCopies:
 
 
 class CopyReader:
-    """A reader of a copy, which it holds until it is closed."""
+    """A reader of a copy, which it holds until it is closed.
+
+    Attributes:
+        reader: of the copy as a file.
+    """
 
     def __init__(self, reader: Reader, held: Held) -> None:
         self.read = reader.read  # called for every batch: without a step in between
-        self._reader, self._held = reader, held
+        self.reader, self._held = reader, held
 
     def close(self) -> None:
         """Close the reader, then let the copy go."""
-        self._reader.close()
+        self.reader.close()
         self._held.close()
 
 

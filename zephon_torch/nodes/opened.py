@@ -114,9 +114,11 @@ class OpenReaders:
     def _open(self, number: int, keep: Collection[int] | Int64Array) -> Reader:
         reader = self._open_reader(number, self.make_way)
         self._readers[number] = reader
+        of_file = reader
         if isinstance(reader, CopyReader):
             self._copies.add(number)
-        kind = getattr(reader, "group_kind", None)
+            of_file = reader.reader
+        kind = getattr(of_file, "group_kind", None)
         if kind is None:
             self._group_of[number] = _ALONE
         else:
@@ -124,7 +126,7 @@ class OpenReaders:
                 self._numbers_of[kind] = len(self._groups)
                 self._groups.append(kind.make(self._num_shards))
             group = self._numbers_of[kind]
-            self._groups[group].add(number, reader)
+            self._groups[group].add(number, of_file)
             self._group_of[number] = group + _ALONE + 1
         if len(self) > _MIN_OPEN and _num_open() > _MAX_OPEN:
             self._close_old(keep)

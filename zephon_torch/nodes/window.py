@@ -18,9 +18,11 @@ from zephon_torch.work.items import WorkItem
 
 _LOCAL_BYTES = 2 << 20  # as stored: stays in the cache, and is half a millisecond of work at least
 _LOCAL_BATCHES = 16
+_TEXT_BATCHES = 4
 _REMOTE_BYTES = 8 << 20
 _REMOTE_BATCHES = 32
 _IN_MEMORY = {"memory", "torch"}
+_TEXT = {"jsonl", "arrow"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +44,8 @@ class Windows:
         """Windows for what reads through a fetcher.
 
         One batch where samples are in memory; where whole shards are copied to this machine, for a
-        window pins all that it touches; and locally where more is done with a batch than to gather
-        rows, unless it is done by a thread of ours that has nothing else to do.
+        window pins all that it touches; and locally where decoding takes longer than a hand-over.
+        A thread that has nothing else to do reads larger ones than one that is waited for.
 
         Args:
             fetcher: it.
@@ -57,6 +59,8 @@ class Windows:
             return cls(sample_bytes, _REMOTE_BYTES, _REMOTE_BATCHES)
         if only_reads or formats <= ROWS:
             return cls(sample_bytes, _LOCAL_BYTES, _LOCAL_BATCHES)
+        if formats <= _TEXT | ROWS:
+            return cls(sample_bytes, _LOCAL_BYTES, _TEXT_BATCHES)
         return cls(0, 0, 1)
 
     def at_most(self, num_batches: int) -> Self:
