@@ -107,7 +107,7 @@ def test_batches_are_the_same_whatever_the_window_and_own_their_memory(
     )
     expected = batches_of(DataLoader(source, 7, num_threads=0, transform=lambda row: row))
     for num_batches in (1, 3, 8):
-        monkeypatch.setattr(window, "_LOCAL_BATCHES", num_batches)
+        monkeypatch.setattr(window.Windows, "batches", lambda *_, n=num_batches: n)
         with DataLoader(source, 7, **engine) as loader:
             kept = []
             for batch in loader:

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeAlias
 
 from zephon_torch.nodes.made import Made
 from zephon_torch.nodes.pipeline import Pipeline
-from zephon_torch.nodes.window import Windows
+from zephon_torch.nodes.window import FOR_CALLER, FOR_READER, FOR_USER_CODE, FOR_WORKER, Windows
 from zephon_torch.work.items import WorkItem
 from zephon_torch.workers import WorkerEngine, WorkerOptions
 
@@ -77,13 +77,14 @@ def make_engine(
         workers: worker processes, if their number is not 0.
     """
     if workers.num_workers:
-        return WorkerEngine(pipeline, Windows.over(pipeline.fetcher, only_reads=False), workers)
+        most = FOR_USER_CODE if pipeline.has_user_code else FOR_WORKER
+        return WorkerEngine(pipeline, Windows.over(pipeline.fetcher, most), workers)
     formats = {dataset.format for dataset in pipeline.fetcher.datasets}
     if num_threads == 0 or (num_threads is None and formats <= _IN_MEMORY):
-        return InlineEngine(pipeline, Windows.over(pipeline.fetcher, only_reads=False))
+        return InlineEngine(pipeline, Windows.over(pipeline.fetcher, FOR_CALLER))
     threads, finish_here = num_threads or 1, num_threads is None
-    only_reads = finish_here or not pipeline.has_user_code
-    windows = Windows.over(pipeline.fetcher, only_reads=only_reads)
+    most = FOR_READER if finish_here or not pipeline.has_user_code else FOR_USER_CODE
+    windows = Windows.over(pipeline.fetcher, most)
     if depth is None:
         depth = _DEPTH if threads == 1 else threads + 2
     else:

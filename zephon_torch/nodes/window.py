@@ -10,19 +10,35 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Self
+from typing import NamedTuple, Self
 
 from zephon_torch.io.dataset import Dataset
 from zephon_torch.nodes.fetch import ROWS, Fetcher
 from zephon_torch.work.items import WorkItem
 
 _LOCAL_BYTES = 2 << 20  # as stored: stays in the cache, and is half a millisecond of work at least
-_LOCAL_BATCHES = 16
-_TEXT_BATCHES = 4
 _REMOTE_BYTES = 8 << 20
-_REMOTE_BATCHES = 32
 _IN_MEMORY = {"memory", "torch"}
-_TEXT = {"jsonl", "arrow"}
+_TEXT = ROWS | {"jsonl", "arrow"}
+
+
+class Most(NamedTuple):
+    """Batches of a window at most, where samples are rows, text, anything else, or remote."""
+
+    rows: int
+    text: int
+    other: int
+    remote: int
+
+
+FOR_READER = Most(rows=16, text=16, other=16, remote=32)
+"""For a thread that has nothing else to do."""
+FOR_CALLER = Most(rows=16, text=4, other=1, remote=32)
+"""In the loop's own thread, which waits meanwhile."""
+FOR_WORKER = Most(rows=16, text=1, other=1, remote=4)
+"""For one that also makes batches: all of a window come when its last one is done."""
+FOR_USER_CODE = Most(rows=1, text=1, other=1, remote=4)
+"""For one that also runs code of the user, which may be slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,28 +56,20 @@ class Windows:
     num_batches: int
 
     @classmethod
-    def over(cls, fetcher: Fetcher, *, only_reads: bool) -> Self:
+    def over(cls, fetcher: Fetcher, most: Most) -> Self:
         """Windows for what reads through a fetcher.
 
-        One batch where samples are in memory; where whole shards are copied to this machine, for a
-        window pins all that it touches; and locally where decoding takes longer than a hand-over.
-        A thread that has nothing else to do reads larger ones than one that is waited for.
-
-        Args:
-            fetcher: it.
-            only_reads: whether it is such a thread.
+        One batch where samples are in memory, and where whole shards are copied to this machine:
+        a window pins all that it touches.
         """
         formats = {dataset.format for dataset in fetcher.datasets}
         sample_bytes = max(map(_sample_bytes, fetcher.datasets))
         if fetcher.copies is not None or formats & _IN_MEMORY or not sample_bytes:
             return cls(0, 0, 1)
         if any(map(_is_remote, fetcher.datasets)):
-            return cls(sample_bytes, _REMOTE_BYTES, _REMOTE_BATCHES)
-        if only_reads or formats <= ROWS:
-            return cls(sample_bytes, _LOCAL_BYTES, _LOCAL_BATCHES)
-        if formats <= _TEXT | ROWS:
-            return cls(sample_bytes, _LOCAL_BYTES, _TEXT_BATCHES)
-        return cls(0, 0, 1)
+            return cls(sample_bytes, _REMOTE_BYTES, most.remote)
+        local = most.rows if formats <= ROWS else most.text if formats <= _TEXT else most.other
+        return cls(sample_bytes, _LOCAL_BYTES, local)
 
     def at_most(self, num_batches: int) -> Self:
         """The same with a limit."""
