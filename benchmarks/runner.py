@@ -8,6 +8,7 @@ import platform
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -110,26 +111,29 @@ def _run_one(
 
 def _child(python: str, job: dict[str, Any], seconds: float) -> dict[str, Any]:
     """Run a job; return its metrics or its error's last line."""
-    process = subprocess.Popen(
-        [python, "-m", "benchmarks.child", json.dumps(job)],
-        cwd=ROOT,
-        env=os.environ | SETTINGS | {"PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        printed, complaints = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        return {"error": f"took longer than {seconds} s"}
-    finally:
-        _end_group(process)
-    try:
-        answer: dict[str, Any] = json.loads(printed)
-    except ValueError:
-        last = (complaints.strip().splitlines() or [""])[-1]
-        return {"error": f"exit code {process.returncode}: {last}"}
+    with tempfile.TemporaryFile("w+") as printed, tempfile.TemporaryFile("w+") as complaints:
+        # files, not pipes: worker processes that outlive their parent would keep a pipe open
+        process = subprocess.Popen(
+            [python, "-m", "benchmarks.child", json.dumps(job)],
+            cwd=ROOT,
+            env=os.environ | SETTINGS | {"PYTHONPATH": str(ROOT)},
+            stdout=printed,
+            stderr=complaints,
+            start_new_session=True,
+        )
+        try:
+            process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return {"error": f"took longer than {seconds} s"}
+        finally:
+            _end_group(process)
+        printed.seek(0)
+        complaints.seek(0)
+        try:
+            answer: dict[str, Any] = json.loads(printed.read())
+        except ValueError:
+            last = (complaints.read().strip().splitlines() or [""])[-1]
+            return {"error": f"exit code {process.returncode}: {last}"}
     return answer
 
 
@@ -141,7 +145,7 @@ SETTINGS = {
 }
 
 
-def _end_group(process: subprocess.Popen[str]) -> None:
+def _end_group(process: subprocess.Popen[bytes]) -> None:
     """End what a job left behind; its process group is its own."""
     try:
         os.killpg(process.pid, signal.SIGKILL)

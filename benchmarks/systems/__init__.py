@@ -10,6 +10,14 @@ NAMES = (  # in the order of tables
     "zephon_torch",
     "limits",
     "torch",
+    "stateful",
+    "nodes",
+    "hf",
+    "litdata",
+    "grain",
+    "webdataset",
+    "mds",
+    "megatron",
 )
 SHORT = ("zephon_torch", "limits", "torch")
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from benchmarks.data import ROW_LENGTH, Data
 from benchmarks.systems.base import System
@@ -35,6 +34,8 @@ class Limits(System):
         return _text(data, variant["datasets"], loads)
 
     def tokens(self, variant: dict[str, Any], data: Data, folder: Path) -> Iterator[Any]:
+        import torch
+
         rows = np.load(data.rows(1)[0])
         ids = np.random.default_rng(0).permutation(len(rows))
         batches = ids[: len(ids) // BATCH_SIZE * BATCH_SIZE].reshape(-1, BATCH_SIZE)

@@ -16,6 +16,7 @@ ENGINES = ("inline", "thread", "1 worker", "2 workers")
 
 class ZephonTorch(System):
     label = "zephon_torch"
+    packages = ("torch", "numpy", "pyarrow", "orjson")
     modules = ("zephon_torch",)
     note = "Global shuffle of the whole dataset; engine thread is the default."
     formats = ("jsonl", "jsonl+orjson", "arrow")

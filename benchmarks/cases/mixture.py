@@ -1,0 +1,33 @@
+"""Samples a second of mixtures of 2 and 20 corpora of text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cases import text
+from benchmarks.systems import NAMES, load
+from benchmarks.throughput import seconds
+
+NAME = "mixture"
+
+
+def variants(is_short: bool) -> list[dict[str, Any]]:
+    found = [
+        {"system": name, "datasets": 2, "format": kind, "engine": engine}
+        for name in NAMES
+        for kind in load(name).formats
+        for engine in load(name).mixture_engines
+        if "worker" not in engine or kind == load(name).formats[0]
+    ]
+    twenty = [("zephon_torch", "jsonl", "inline"), ("zephon_torch", "jsonl", "thread")]
+    twenty += [("limits", "json", "inline"), ("torch", "jsonl", "inline")]
+    found += [
+        {"system": name, "datasets": 20, "format": kind, "engine": engine}
+        for name, kind, engine in twenty
+    ]
+    return [variant | {"seconds": seconds(is_short)} for variant in found]
+
+
+def measure(variant: dict[str, Any], work_dir: Path) -> dict[str, float]:
+    return text.measure(variant, work_dir)
