@@ -20,6 +20,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     from benchmarks import systems
 
     work_dir = Path(job["work_dir"])
+    system = systems.load(job["prepare"] if "prepare" in job else job["variant"]["system"])
+    system.before_import()
     if "prepare" in job:
         from benchmarks import checks  # imports torch, which is timed below
 
@@ -27,7 +29,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         return {}
     variant = job["variant"]
     start = time.perf_counter()
-    for module in systems.load(variant["system"]).modules:
+    for module in system.modules:
         importlib.import_module(module)
     seconds = time.perf_counter() - start
     case = importlib.import_module(f"benchmarks.cases.{job['module']}")

@@ -18,6 +18,8 @@ NAMES = (  # in the order of tables
     "webdataset",
     "mds",
     "megatron",
+    "energon",
+    "zephon",
 )
 SHORT = ("zephon_torch", "limits", "torch")
 

@@ -37,6 +37,9 @@ class System:
     mixture_engines: ClassVar[tuple[str, ...]] = ("inline", "2 workers")
     token_engines: ClassVar[tuple[str, ...]] = ("inline", "2 workers")
 
+    def before_import(self) -> None:
+        """Do what has to be done before the modules can be imported."""
+
     def prepare(self, data: Data, folder: Path) -> None:
         """Write what this system reads, once, outside of timing."""
 

@@ -10,6 +10,8 @@ from benchmarks.data import ROW_LENGTH, Data
 from benchmarks.systems.base import System, num_workers, same
 from benchmarks.throughput import BATCH_SIZE
 
+KEPT: list[Any] = []  # a torch library's definitions last as long as it does
+
 
 class MDS(System):
     label = "MosaicML streaming (MDS)"
@@ -18,6 +20,19 @@ class MDS(System):
     modules = ("torch", "streaming")
     note = "Its default shuffle, py1e; mixtures by Stream(proportion=...)."
     formats = ("mds",)
+
+    def before_import(self) -> None:
+        """Let torchvision, which streaming imports, be imported beside a torch without CUDA.
+
+        Its wheel's compiled part does not load there; its Python part only wants this to exist.
+        """
+        import torch
+
+        if torch.version.cuda is None:
+            library = torch.library.Library("torchvision", "DEF")
+            for name in ("nms", "qnms"):
+                library.define(f"{name}(Tensor boxes, Tensor scores, float limit) -> Tensor")
+            KEPT.append(library)
 
     def prepare(self, data: Data, folder: Path) -> None:
         from streaming import MDSWriter
