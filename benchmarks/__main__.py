@@ -1,6 +1,7 @@
 """Measure: ``python -m benchmarks`` in short, ``--all`` for every system and every case.
 
-``--report results.json`` makes tables, plots and the README's part from results again.
+Prints the summary and the targets. ``--all`` also writes README.md's part, docs/benchmarks.md and its
+plots, which ``--report results.json`` makes from results again.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import json
 import tempfile
 from pathlib import Path
 
-from benchmarks import runner, systems
+from benchmarks import report, runner, systems
+from benchmarks.results import rows_of
 
 
 def main() -> None:
@@ -34,7 +36,11 @@ def main() -> None:
             out=arguments.out,
         )
     results = json.loads((arguments.report or arguments.out).read_text())
-    print(json.dumps(results["environments"]))
+    print(report.summary(results))
+    print(report.targets_table(rows_of(results)))
+    is_whole = arguments.all and not (arguments.cases or arguments.systems)
+    if arguments.report is not None or is_whole:
+        report.write(results)
 
 
 if __name__ == "__main__":

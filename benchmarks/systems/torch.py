@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.data import Data
-from benchmarks.systems.base import System, num_workers, same
+from benchmarks.systems.base import WORKERS, System, num_workers, same
 from benchmarks.throughput import BATCH_SIZE
 
 MANY = 10_000_000  # samples of one iteration, so that no epoch ends while we look
@@ -60,6 +60,7 @@ class Rows:
 class Torch(System):
     label = "torch DataLoader"
     packages = modules = ("torch",)
+    token_engines = WORKERS
     note = "Global shuffle by RandomSampler; mixtures by WeightedRandomSampler over ConcatDataset."
 
     def text(self, variant: dict[str, Any], data: Data, folder: Path) -> Iterable[Any]:
