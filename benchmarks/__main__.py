@@ -1,7 +1,7 @@
 """Measure: ``python -m benchmarks`` in short, ``--all`` for every system and every case.
 
-Prints the summary and the targets. ``--all`` also writes README.md's part, docs/benchmarks.md and its
-plots, which ``--report results.json`` makes from results again.
+Prints the summary and the targets. ``--all`` also writes README.md's part, docs/benchmarks.md and
+its plots, which ``--report results.json`` makes from results again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="every system, every case")
     parser.add_argument("--cases", help="names, with commas between")
     parser.add_argument("--systems", help="names, with commas between")
-    parser.add_argument("--turns", type=int, help="5 with --all, else 3")
+    parser.add_argument("--turns", type=int, help="5 with --all, else 2")
     parser.add_argument("--work-dir", type=Path, help="where data and environments are kept")
     parser.add_argument("--out", type=Path, default=Path("results.json"))
     parser.add_argument("--report", type=Path, metavar="RESULTS", help="measure nothing")
@@ -31,7 +31,7 @@ def main() -> None:
             arguments.cases.split(",") if arguments.cases else None,
             arguments.systems.split(",") if arguments.systems else default,
             is_short=not arguments.all,
-            turns=arguments.turns or (5 if arguments.all else 3),
+            turns=arguments.turns or (5 if arguments.all else 2),
             work_dir=arguments.work_dir or Path(tempfile.gettempdir(), "zephon_torch_benchmarks"),
             out=arguments.out,
         )

@@ -12,7 +12,7 @@ from benchmarks.results import LIMITS, OURS, Row, find, rows_of
 ROOT = Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- benchmarks -->\n", "<!-- /benchmarks -->\n"
 ENGINES = ("inline", "thread", "1 worker", "2 workers")
-NONE = "–"
+NONE = "\N{EN DASH}"
 
 
 def write(results: Mapping[str, Any], root: Path = ROOT) -> None:
@@ -72,8 +72,8 @@ def full(results: Mapping[str, Any], pictures: Iterable[str] = ()) -> str:
     """Return the page of all cases."""
     rows = rows_of(results)
     parts = [
-        "# Benchmarks\n\nMade by `python -m benchmarks --all`; `--report results.json` makes this page "
-        "from results.\n\n",
+        "# Benchmarks\n\nMade by `python -m benchmarks --all`, and from its results by "
+        "`python -m benchmarks --report results.json`.\n\n",
         summary(results),
         *(f"\n![{name}](benchmarks/{name}.svg)\n" for name in pictures),
         "\n## Targets\n\n",
@@ -116,9 +116,8 @@ def _case(rows: list[Row]) -> str:
         if row.error is not None and not row.metrics:
             lines.append([*cells, row.error.replace("|", "/")] + [""] * (len(metrics) - 1))
             continue
-        for key in metrics:
-            cells.append(_number(row.median(key)) if key in row.metrics else NONE)
-        lines.append(cells)
+        found = [_number(row.median(key)) if key in row.metrics else NONE for key in metrics]
+        lines.append(cells + found)
     return _table(["system", *settings, *(metrics or ["error"])], lines)
 
 
@@ -134,11 +133,11 @@ def _systems(results: Mapping[str, Any]) -> str:
 def _about(results: Mapping[str, Any]) -> str:
     machine, turns = results["machine"], results["turns"]
     return (
-        f"{machine['date']}, {machine['cores']} cores of {machine['cpu']}, Python {machine['python']}, "
-        f"page cache warm, batches of 32 in random order, medians of {turns} turns. Cells: "
-        "inline / one thread / 1 worker process / 2. MB: memory of all processes that is no mapped "
-        "file. `limit` reads and decodes the same records without a loader, or gathers rows from one "
-        "array. Trust ratios more than numbers.\n"
+        f"{machine['date']}, {machine['cores']} cores of {machine['cpu']}, Python "
+        f"{machine['python']}, page cache warm, batches of 32 in random order, medians of {turns} "
+        "turns. Cells: inline / one thread / 1 worker process / 2. MB: memory of all processes "
+        "that is no mapped file. `limit` reads and decodes the same records without a loader, or "
+        "gathers rows from one array. Trust ratios more than numbers.\n"
     )
 
 

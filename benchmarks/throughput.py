@@ -14,7 +14,7 @@ BATCH_SIZE = 32
 
 def seconds(is_short: bool) -> float:
     """Return for how long a loader is measured."""
-    return 0.7 if is_short else 2.0
+    return 0.7 if is_short else 1.0
 
 
 class Endless:

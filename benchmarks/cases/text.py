@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.data import Data
 from benchmarks.systems import NAMES, load
+from benchmarks.systems.base import System
 from benchmarks.throughput import measure_loader, seconds
 
 NAME = "text"
@@ -24,8 +25,15 @@ def variants(is_short: bool) -> list[dict[str, Any]]:
         for name in NAMES
         for kind in load(name).formats
         for engine in load(name).text_engines
-        if not is_short or engine != "1 worker"
+        if _is_worth_it(load(name), kind, engine, is_short)
     ]
+
+
+def _is_worth_it(system: System, kind: str, engine: str, is_short: bool) -> bool:
+    """Tell what is measured: of further formats, and in the short form, not every engine."""
+    if kind == system.formats[0]:
+        return not is_short or engine != "1 worker"
+    return engine == "inline" if is_short else engine != "1 worker"
 
 
 def measure(variant: dict[str, Any], work_dir: Path) -> dict[str, float]:

@@ -19,7 +19,8 @@ class Energon(System):
     packages = ("megatron-energon",)
     modules = ("torch", "megatron.energon")
     note = "Sequences of at most 100 samples, shuffled in a buffer of 1,000; crude JSON lines."
-    text_engines = mixture_engines = ("inline", "2 workers")
+    text_engines = ("inline", "2 workers")
+    mixture_engines = ("inline",)
     token_engines = ()
 
     def prepare(self, data: Data, folder: Path) -> None:
@@ -58,7 +59,7 @@ class Energon(System):
 def _encoder() -> Any:
     from megatron.energon import Cooker, DefaultTaskEncoder, stateless
 
-    class Documents(DefaultTaskEncoder):  # type: ignore[misc]
+    class Documents(DefaultTaskEncoder):
         cookers = [Cooker(stateless(same))]  # noqa: RUF012
 
         def batch(self, samples: list[Any]) -> Any:

@@ -21,6 +21,8 @@ class Grain(System):
     modules = ("torch", "grain")
     note = "Global shuffle; reads in its 16 threads, then its own worker processes."
     formats = ("arrayrecord",)
+    text_engines = ("inline", "2 workers")
+    mixture_engines = ("inline",)
 
     def prepare(self, data: Data, folder: Path) -> None:
         for corpus in ("web", "code"):

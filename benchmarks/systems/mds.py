@@ -20,6 +20,8 @@ class MDS(System):
     modules = ("torch", "streaming")
     note = "Its default shuffle, py1e; mixtures by Stream(proportion=...)."
     formats = ("mds",)
+    text_engines = ("inline", "2 workers")
+    mixture_engines = ("inline",)
 
     def before_import(self) -> None:
         """Let torchvision, which streaming imports, be imported beside a torch without CUDA.

@@ -18,7 +18,8 @@ class Nodes(System):
     packages = ("torch", "torchdata")
     modules = ("torch", "torchdata.nodes")
     note = "Global shuffle; batches of indices go to ParallelMapper(method='process')."
-    text_engines = mixture_engines = token_engines = ("inline", "2 workers")
+    text_engines = token_engines = ("inline", "2 workers")
+    mixture_engines = ()
 
     def text(self, variant: dict[str, Any], data: Data, folder: Path) -> Iterable[Any]:
         mixture = data.mixture(variant["datasets"])

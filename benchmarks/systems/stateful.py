@@ -14,7 +14,8 @@ class Stateful(Torch):
     requirement = "torchdata"
     packages = ("torch", "torchdata")
     modules = ("torch", "torchdata.stateful_dataloader")
-    text_engines = mixture_engines = token_engines = ("inline", "2 workers")
+    text_engines = token_engines = ("inline", "2 workers")
+    mixture_engines = ()
 
     def make(self, dataset: Any, sampler: Any, variant: dict[str, Any], **options: Any) -> Any:
         from torchdata.stateful_dataloader import StatefulDataLoader

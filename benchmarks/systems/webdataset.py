@@ -25,6 +25,8 @@ class WebDataset(System):
     modules = ("torch", "webdataset")
     note = "Shuffles shards and, in a buffer, 1,000 samples; mixtures by RandomMix."
     formats = ("tar",)
+    text_engines = ("inline", "2 workers")
+    mixture_engines = ("inline",)
 
     def prepare(self, data: Data, folder: Path) -> None:
         for corpus in ("web", "code"):

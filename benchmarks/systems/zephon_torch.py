@@ -39,7 +39,7 @@ class ZephonTorch(System):
 
     def text(self, variant: dict[str, Any], data: Data, folder: Path) -> Iterable[Any]:
         if variant["format"] == "jsonl":
-            sys.modules["orjson"] = None  # type: ignore[assignment]  # as if it were not installed
+            sys.modules["orjson"] = None  # as if it were not installed
         source = source_of_text(data, variant["datasets"], variant["format"], folder)
         loader = make_loader(source, variant, collate_fn=same)
         if variant["format"] == "jsonl+orjson":
