@@ -14,7 +14,6 @@ from benchmarks.throughput import BATCH_SIZE
 
 class Nodes(System):
     label = "torchdata.nodes"
-    requirement = "torchdata"
     packages = ("torch", "torchdata")
     modules = ("torch", "torchdata.nodes")
     note = "Global shuffle; batches of indices go to ParallelMapper(method='process')."

@@ -11,7 +11,6 @@ from benchmarks.throughput import BATCH_SIZE
 
 class Stateful(Torch):
     label = "StatefulDataLoader"
-    requirement = "torchdata"
     packages = ("torch", "torchdata")
     modules = ("torch", "torchdata.stateful_dataloader")
     text_engines = token_engines = ("inline", "2 workers")

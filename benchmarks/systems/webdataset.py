@@ -20,7 +20,6 @@ BUFFER = 1000
 
 class WebDataset(System):
     label = "webdataset"
-    requirement = "webdataset"
     packages = ("webdataset",)
     modules = ("torch", "webdataset")
     note = "Shuffles shards and, in a buffer, 1,000 samples; mixtures by RandomMix."
