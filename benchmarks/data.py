@@ -39,8 +39,8 @@ class Data:
 
     def offsets(self, corpus: str) -> list[npt.NDArray[np.int64]]:
         """Return for each shard where its lines begin, and its size: int64[lines + 1]."""
-        return [np.load(self.folder / "offsets" / f"{corpus}-{path.stem}.npy")
-                for path in self.shards(corpus)]  # fmt: skip
+        paths = [self.folder / "offsets" / f"{corpus}-{p.stem}.npy" for p in self.shards(corpus)]
+        return [np.load(path) for path in paths]
 
     def documents(self, corpus: str) -> Iterator[dict[str, Any]]:
         for path in self.shards(corpus):
