@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,3 +68,26 @@ def main_rss_mb(pid: int) -> float:
     """Return the resident megabytes of one process, mapped files included."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+class Others:
+    """Watches how many cores all other processes of the machine keep busy."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+        self._before = _busy_seconds() - _children_seconds()
+
+    def cores(self) -> float:
+        """Return their mean since this was made; children that were waited for are not others."""
+        elapsed = time.perf_counter() - self._start
+        return max(0.0, (_busy_seconds() - _children_seconds() - self._before) / elapsed)
+
+
+def _busy_seconds() -> float:
+    user, nice, system, *_ = map(int, Path("/proc/stat").read_text().split()[1:8])
+    return (user + nice + system) / TICKS
+
+
+def _children_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -132,12 +133,14 @@ def _systems(results: Mapping[str, Any]) -> str:
 
 def _about(results: Mapping[str, Any]) -> str:
     machine, turns = results["machine"], results["turns"]
+    others = statistics.median(run.get("others_cores", 0) for run in results["runs"])
     return (
         f"{machine['date']}, {machine['cores']} cores of {machine['cpu']}, Python "
         f"{machine['python']}, page cache warm, batches of 32 in random order, medians of {turns} "
         "turns. Cells: inline / one thread / 1 worker process / 2. MB: memory of all processes "
         "that is no mapped file. `limit` reads and decodes the same records without a loader, or "
-        "gathers rows from one array. Trust ratios more than numbers.\n"
+        "gathers rows from one array. Trust ratios more than numbers: other processes kept "
+        f"{others:.1f} cores busy.\n"
     )
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import cases, data, environments, systems
+from benchmarks.processes import Others
 
 ROOT = Path(__file__).resolve().parent.parent
 JOB_SECONDS, PREPARE_SECONDS = 120, 600
@@ -99,6 +100,7 @@ def _run_one(
 ) -> dict[str, Any]:
     variant = job["variant"]
     environment = found[variant["system"]]
+    others = Others()
     if environment.error is not None:
         answer: dict[str, Any] = {"error": environment.error}
     else:
@@ -106,7 +108,8 @@ def _run_one(
     settings = ", ".join(f"{k}={v}" for k, v in variant.items() if k not in ("system", "seconds"))
     told = answer.get("error") or ", ".join(f"{k} {v:,.4g}" for k, v in answer["metrics"].items())
     _say(f"{turn + 1} {job['case']:<8} {variant['system']:<12} {settings}: {told}")
-    return {"case": job["case"], "variant": variant, "turn": turn} | answer
+    about = {"case": job["case"], "variant": variant, "turn": turn}
+    return about | {"others_cores": round(others.cores(), 2)} | answer
 
 
 def _child(python: str, job: dict[str, Any], seconds: float) -> dict[str, Any]:
