@@ -40,6 +40,8 @@ def run(
         work_dir: folder of data and environments, used again by the next run.
         out: JSON file of the results.
     """
+    _check_names(case_names, list(cases.load()))
+    _check_names(system_names, list(systems.NAMES))
     start = time.time()
     folder = work_dir / ("short" if is_short else "full")
     made = data.prepare(folder / "data", SHORT_FACTOR if is_short else 1.0)
@@ -65,6 +67,12 @@ def run(
         results["seconds"] = round(time.time() - start)
         out.write_text(json.dumps(results, indent=1) + "\n")
     return results
+
+
+def _check_names(names: list[str] | None, known: list[str]) -> None:
+    unknown = sorted(set(names or ()) - set(known))
+    if unknown:
+        raise SystemExit(f"unknown: {', '.join(unknown)}; there are: {', '.join(known)}")
 
 
 def _jobs(

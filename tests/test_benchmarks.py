@@ -102,8 +102,7 @@ def test_the_report_fills_the_readme_between_its_markers_and_writes_page_and_plo
     (tmp_path / "docs").mkdir()
     readme = tmp_path / "README.md"
     readme.write_text(f"before\n{report.BEGIN}old\n{report.END}after\n")
-    for _ in range(2):  # the second time over its own text
-        report.write(results(RUNS), tmp_path)
+    report.write(results(RUNS), tmp_path)
     text = readme.read_text()
     assert text.startswith(f"before\n{report.BEGIN}|") and text.endswith(f"{report.END}after\n")
     assert "old" not in text and "ERROR: no such version" in text
