@@ -10,6 +10,12 @@ from benchmarks.systems import NAMES, load
 from benchmarks.throughput import seconds
 
 NAME = "mixture"
+TWENTY = (
+    ("zephon_torch", "jsonl", "inline"),
+    ("zephon_torch", "jsonl", "thread"),
+    ("limits", "json", "inline"),
+    ("torch", "jsonl", "inline"),
+)
 
 
 def variants(is_short: bool) -> list[dict[str, Any]]:
@@ -18,19 +24,14 @@ def variants(is_short: bool) -> list[dict[str, Any]]:
         for name in NAMES
         for kind in load(name).formats
         for engine in load(name).mixture_engines
-        if kind == load(name).formats[0] or ("worker" not in engine and not is_short)
-        if "worker" not in engine or not is_short
+        if "worker" not in engine or (kind == load(name).formats[0] and not is_short)
+        if kind == load(name).formats[0] or not is_short
     ]
-    twenty = [("zephon_torch", "jsonl", "inline"), ("zephon_torch", "jsonl", "thread")]
-    twenty += [("limits", "json", "inline"), ("torch", "jsonl", "inline")]
-    found += (
-        []
-        if is_short
-        else [
+    if not is_short:
+        found += [
             {"system": name, "datasets": 20, "format": kind, "engine": engine}
-            for name, kind, engine in twenty
+            for name, kind, engine in TWENTY
         ]
-    )
     return [variant | {"seconds": seconds(is_short)} for variant in found]
 
 
