@@ -132,15 +132,16 @@ def _systems(results: Mapping[str, Any]) -> str:
 
 
 def _about(results: Mapping[str, Any]) -> str:
-    machine, turns = results["machine"], results["turns"]
-    others = statistics.median(run.get("others_cores", 0) for run in results["runs"])
+    machine = results["machine"]
+    turns = max(run["turn"] for run in results["runs"]) + 1
+    others = [run["others_cores"] for run in results["runs"] if "others_cores" in run]
+    busy = f": other processes kept {statistics.median(others):.1f} cores busy" if others else ""
     return (
         f"{machine['date']}, {machine['cores']} cores of {machine['cpu']}, Python "
         f"{machine['python']}, page cache warm, batches of 32 in random order, medians of {turns} "
         "turns. Cells: inline / one thread / 1 worker process / 2. MB: memory of all processes "
         "that is no mapped file. `limit` reads and decodes the same records without a loader, or "
-        "gathers rows from one array. Trust ratios more than numbers: other processes kept "
-        f"{others:.1f} cores busy.\n"
+        f"gathers rows from one array. Trust ratios more than numbers{busy}.\n"
     )
 
 
