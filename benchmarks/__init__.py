@@ -1,0 +1,1 @@
+"""Zephon's loader measured beside others and beside what the machine allows."""
