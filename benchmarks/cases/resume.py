@@ -45,7 +45,8 @@ def measure(variant: dict[str, Any], work_dir: Path) -> dict[str, float]:
 
     metrics = {"fresh_s": apart(fresh)}
     documents = sum(len(shard) - 1 for shard in Data(work_dir / "data").offsets("web"))
-    num_exact, saved = 0, (b"", 0.0, [])
+    num_exact = 0
+    saved: tuple[bytes, float, list[int]] = b"", 0.0, []
     for percent in PLACES:
         batches = documents * percent // 100 // BATCH_SIZE
         saved = apart(lambda count=batches: opened().run(count))  # type: ignore[misc]
