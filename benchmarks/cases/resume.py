@@ -31,7 +31,9 @@ def variants(is_short: bool) -> list[dict[str, Any]]:
         for name in SYSTEMS
         if name in NAMES
         for engine in ("inline", "thread", "2 workers")
-        if name == "zephon_torch" or engine != "thread"
+        if engine == "inline"
+        or name == "zephon_torch"
+        or (name, engine) == ("stateful", "2 workers")
     ]
 
 
