@@ -64,12 +64,17 @@ def rates(loader: Any, epoch: int) -> dict[str, float]:
     return metrics | {"samples_per_s": samples / elapsed}
 
 
-def ours(options: dict[str, Any], threads: int, where: dict[str, str]) -> Any:
+def ours(options: dict[str, Any], threads: int, where: dict[str, Any]) -> Any:
     from zephon_torch import DataLoader
     from zephon_torch.io import Dataset
 
     dataset = Dataset.from_path(CORPUS, f"s3://{CORPUS}", storage_options=options)
-    how = {"shuffle": True, "num_threads": threads, "collate_fn": same, "drop_last": True}
+    how: dict[str, Any] = {
+        "shuffle": True,
+        "num_threads": threads,
+        "collate_fn": same,
+        "drop_last": True,
+    }
     return DataLoader(dataset, BATCH_SIZE, **how, **where)
 
 
@@ -79,7 +84,8 @@ def by_hand(data: Data, options: dict[str, Any], workers: int) -> Any:
     how: dict[str, Any] = {"shuffle": True, "num_workers": workers, "collate_fn": same}
     if workers:  # s3fs must not be used after a fork
         how["multiprocessing_context"] = "spawn"
-    return DataLoader(Ranges(data, options), BATCH_SIZE, **how)
+    ranges: Any = Ranges(data, options)
+    return DataLoader(ranges, BATCH_SIZE, **how)
 
 
 class Ranges:
@@ -101,7 +107,8 @@ class Ranges:
 
         store = s3fs.S3FileSystem(**self._options)  # the same one each time: fsspec keeps it
         paths, starts, stops = zip(*(self._lines[i] for i in indices), strict=True)
-        return [json.loads(line) for line in store.cat_ranges(paths, starts, stops)]
+        lines = store.cat_ranges(list(paths), list(starts), list(stops))
+        return [json.loads(line) for line in lines]
 
 
 @contextmanager

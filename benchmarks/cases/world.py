@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,7 @@ def measure(variant: dict[str, Any], work_dir: Path) -> dict[str, float]:
     world, lanes = variant["world"], variant["lanes"]
     data = Data(work_dir / "data")
     alone = apart(lambda: run_rank(data, 0, 1, lanes))[1]
-    ranks = []
-    for rank in range(world):
-        ranks.append(apart(lambda rank=rank: run_rank(data, rank, world, lanes)))  # type: ignore[misc]
+    ranks = [apart(partial(run_rank, data, rank, world, lanes)) for rank in range(world)]
     steps = zip(*(digests for _, digests in ranks), strict=True)
     together = [list(itertools.chain.from_iterable(parts)) for parts in steps]
     num_same = sum(a == b for a, b in zip(alone, together, strict=True))
