@@ -20,7 +20,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_mixture.py"
 def variants(is_short: bool) -> list[dict[str, Any]]:
     if is_short:
         return []
-    return [{"system": "zephon_torch", "ranks": 2, "steps": 50}]
+    return [{"system": "zephon_torch", "ranks": 2, "steps": 40}]
 
 
 def measure(variant: dict[str, Any], work_dir: Path) -> dict[str, float]:
