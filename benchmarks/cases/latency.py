@@ -18,43 +18,67 @@ SCHEME = "slow"
 
 def variants(is_short: bool) -> list[dict[str, Any]]:
     return [
-        {"system": "zephon_torch", "threads": threads, "seconds": seconds(is_short)}
-        for threads in (1, 8, 32)
+        {"system": "zephon_torch", "reads": reads, "threads": threads, "seconds": seconds(is_short)}
+        for reads in ("dataset", "store")
+        for threads in (1, 8, 16, 32)
+        if not is_short or threads in (1, 32)
     ]
 
 
 def measure(variant: dict[str, Any], work_dir: Path) -> dict[str, float]:
-    """Read rows of one file, so that each batch is one request for many ranges."""
+    """Read a dataset whose call for a batch takes 5 ms, or rows of files in a store as slow.
+
+    ``reached_share`` compares with one call a batch in each thread, one after the other; a store is
+    asked for several batches at once.
+    """
     from zephon_torch import DataLoader
     from zephon_torch.io import Dataset
 
-    requests = register()
-    path = Data(work_dir / "data").rows(1)[0]
-    rows = Dataset.from_path("rows", f"{SCHEME}://{path}")
+    requests: list[None] = []
+    if variant["reads"] == "dataset":
+        rows = Dataset.from_torch("rows", SlowDataset(requests))
+    else:
+        register(requests)
+        rows = Dataset.from_path("rows", f"{SCHEME}://{Data(work_dir / 'data').rows(1)[0]}")
     threads, duration = variant["threads"], variant["seconds"]
     with DataLoader(rows, BATCH_SIZE, shuffle=True, num_threads=threads) as loader:
         count(loader, duration / 4)
         before, cpu = len(requests), time.process_time()
         samples, elapsed = count(loader, duration)
         asked, cpu = len(requests) - before, time.process_time() - cpu
+    batches = samples / BATCH_SIZE
     return {
         "samples_per_s": samples / elapsed,
-        "requests_per_s": asked / elapsed,
-        "requests_per_batch": asked / (samples / BATCH_SIZE),
-        "cpu_ms_per_request": cpu / asked * 1e3,
-        "reached_share": asked / elapsed / (threads / LATENCY),
+        "requests_per_batch": asked / batches,
+        "cpu_ms_per_batch": cpu / batches * 1e3,
+        "reached_share": batches / elapsed / (threads / LATENCY),
     }
 
 
-def register() -> list[None]:
-    """Make local files slow under ``slow://``; return a list that grows with each request.
+class SlowDataset:
+    """Numbers that take 5 ms a call, however many are asked for."""
+
+    def __init__(self, requests: list[None]) -> None:
+        self._requests = requests
+
+    def __len__(self) -> int:
+        return 1 << 20
+
+    def __getitem__(self, number: int) -> int:
+        return self.__getitems__([number])[0]
+
+    def __getitems__(self, numbers: list[int]) -> list[int]:
+        wait(self._requests)
+        return numbers
+
+
+def register(requests: list[None]) -> None:
+    """Make local files slow under ``slow://``; the list grows with each request.
 
     Several ranges are one request of 5 ms: stores that are worth it are asked for all at once.
     """
     import fsspec
     from fsspec.implementations.local import LocalFileSystem
-
-    requests: list[None] = []
 
     class Slow(LocalFileSystem):  # type: ignore[misc]
         protocol = SCHEME
@@ -71,7 +95,6 @@ def register() -> list[None]:
             return [os.pread(file, b - a, a) for a, b in zip(starts, ends, strict=True)]
 
     fsspec.register_implementation(SCHEME, Slow, clobber=True)
-    return requests
 
 
 def wait(requests: list[None]) -> None:
