@@ -17,6 +17,9 @@ from zephon_torch.nodes.fetch import ROWS, Fetcher
 from zephon_torch.work.items import WorkItem
 
 _LOCAL_BYTES = 2 << 20  # as stored: stays in the cache, and is half a millisecond of work at least
+# numpy keeps the interpreter's lock while it gathers 500 rows or fewer: a thread stops the loop
+_MIN_ROWS = 512
+_MAX_BYTES = 16 << 20
 _REMOTE_BYTES = 8 << 20
 _IN_MEMORY = {"memory", "torch"}
 _TEXT = ROWS | {"jsonl", "arrow"}
@@ -31,11 +34,11 @@ class Most(NamedTuple):
     remote: int
 
 
-FOR_READER = Most(rows=16, text=16, other=16, remote=32)
+FOR_READER = Most(rows=64, text=16, other=16, remote=32)
 """For a thread that has nothing else to do."""
-FOR_CALLER = Most(rows=16, text=4, other=1, remote=32)
+FOR_CALLER = Most(rows=64, text=4, other=1, remote=32)
 """In the loop's own thread, which waits meanwhile."""
-FOR_WORKER = Most(rows=16, text=1, other=1, remote=4)
+FOR_WORKER = Most(rows=64, text=1, other=1, remote=4)
 """For one that also makes batches: all of a window come when its last one is done."""
 FOR_USER_CODE = Most(rows=1, text=1, other=1, remote=4)
 """For one that also runs code of the user, which may be slow."""
@@ -49,11 +52,13 @@ class Windows:
         sample_bytes: mean size of a sample as it is stored; 0 where a window is one batch.
         num_bytes: of a window, about.
         num_batches: of a window, at most.
+        min_rows: of a window, if that is not too many bytes.
     """
 
     sample_bytes: float
     num_bytes: int
     num_batches: int
+    min_rows: int = 0
 
     @classmethod
     def over(cls, fetcher: Fetcher, most: Most) -> Self:
@@ -68,8 +73,9 @@ class Windows:
             return cls(0, 0, 1)
         if any(map(_is_remote, fetcher.datasets)):
             return cls(sample_bytes, _REMOTE_BYTES, most.remote)
-        local = most.rows if formats <= ROWS else most.text if formats <= _TEXT else most.other
-        return cls(sample_bytes, _LOCAL_BYTES, local)
+        if formats <= ROWS:
+            return cls(sample_bytes, _LOCAL_BYTES, most.rows, _MIN_ROWS)
+        return cls(sample_bytes, _LOCAL_BYTES, most.text if formats <= _TEXT else most.other)
 
     def at_most(self, num_batches: int) -> Self:
         """The same with a limit."""
@@ -84,8 +90,9 @@ class Windows:
 
     def batches(self, batch_size: int) -> int:
         """Batches of a window."""
-        num_bytes = max(1.0, self.sample_bytes * batch_size)
-        return max(1, min(self.num_batches, int(self.num_bytes / num_bytes)))
+        batch_bytes = max(1.0, self.sample_bytes * batch_size)
+        batches = max(int(self.num_bytes / batch_bytes), -(-self.min_rows // batch_size))
+        return max(1, min(self.num_batches, batches, int(_MAX_BYTES / batch_bytes)))
 
 
 def _sample_bytes(dataset: Dataset) -> float:
