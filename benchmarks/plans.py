@@ -134,6 +134,7 @@ def _resident(key: str) -> float:
     raise LookupError(key)
 
 
-def _take(items: Iterable[object], count: int) -> None:
-    for _ in itertools.islice(items, count):
-        pass
+def _take(items: Iterable[Any], count: int) -> None:
+    """Take work items and their pointers, which are computed when they are asked for."""
+    for item in itertools.islice(items, count):
+        assert len(item.pointers)

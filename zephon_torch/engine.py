@@ -73,7 +73,7 @@ def make_engine(
         pipeline: what to run.
         num_threads: None: one thread that reads ahead, or none for datasets in memory; 0: inline;
             N: N threads that also run user code.
-        depth: batches in flight; None: 2 windows, or with several threads two more than these.
+        depth: batches in flight; None: 2 windows, or with several threads some more than these.
         workers: worker processes, if their number is not 0.
     """
     if workers.num_workers:
@@ -86,7 +86,7 @@ def make_engine(
     most = FOR_READER if finish_here or not pipeline.has_user_code else FOR_USER_CODE
     windows = Windows.over(pipeline.fetcher, most)
     if depth is None:
-        depth = _DEPTH if threads == 1 else threads + 2
+        depth = _DEPTH if threads == 1 else threads + 2 + threads // 4
     else:
         windows = windows.at_most(depth // 2)
         depth = max(1, depth // windows.num_batches)

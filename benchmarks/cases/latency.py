@@ -12,6 +12,7 @@ from benchmarks.data import Data
 from benchmarks.throughput import BATCH_SIZE, seconds
 
 NAME = "latency"
+TURNS = 3
 LATENCY = 0.005
 SCHEME = "slow"
 

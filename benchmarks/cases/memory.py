@@ -12,7 +12,7 @@ from benchmarks.systems.base import same
 from benchmarks.throughput import BATCH_SIZE
 
 NAME = "memory"
-TURNS = 3
+TURNS = 1
 
 
 def variants(is_short: bool) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from typing import Any
 from benchmarks.throughput import BATCH_SIZE
 
 NAME = "overhead"
+TURNS = 2
 DATASETS = {"tensors": 40_000, "10 us a sample": 20_000, "100 us a sample": 4_000}
 EPOCHS = 5
 

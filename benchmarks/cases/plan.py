@@ -18,7 +18,7 @@ from benchmarks.plans import (
 )
 
 NAME = "plan"
-TURNS = 3
+TURNS = 1
 SAMPLES = 10**10
 SHARDS = {1: 1000, 2: 1000, 20: 1000, 10_000: 10**6}
 

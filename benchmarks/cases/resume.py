@@ -20,7 +20,7 @@ from benchmarks.systems.base import num_workers, same
 from benchmarks.throughput import BATCH_SIZE
 
 NAME = "resume"
-TURNS = 3
+TURNS = 2
 PLACES = (10, 50, 90)  # percent of an epoch
 SYSTEMS = ("zephon_torch", "stateful", "nodes", "hf", "litdata", "grain", "mds")
 

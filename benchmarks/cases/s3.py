@@ -20,7 +20,7 @@ from benchmarks.systems.base import same
 from benchmarks.throughput import BATCH_SIZE, Endless
 
 NAME = "s3"
-TURNS = 3
+TURNS = 2
 KEY, SECRET = "a-key", "a-secret"
 CORPUS = "code"
 SECONDS = 60

@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.plans import datasets_of, slab_ms, source_of, splitter_of, step_ms
 
 NAME = "steps"
-TURNS = 3
+TURNS = 1
 SIZES = (1, 8, 64, 512)
 PLACE = 10**9
 

@@ -14,7 +14,7 @@ from benchmarks.data import Data
 from benchmarks.plans import BATCH_SIZE, datasets_of, slab_ms, source_of, splitter_of
 
 NAME = "world"
-TURNS = 3
+TURNS = 1
 GLOBAL_BATCH_SIZE = 128
 STEPS, COMPARED = 100, 20
 
