@@ -63,7 +63,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             rank the last batch is short; with several, every rank gets the same number of samples,
             missing ones repeat a real sample, and :attr:`valid` marks the real ones.
         timeout, worker_init_fn, multiprocessing_context, persistent_workers: as torch's.
-        prefetch_factor: batches in flight ahead of the loop, per worker where there are any.
+        prefetch_factor: batches in flight ahead of the loop, per worker where there are any. None:
+            as many as pay: two windows of batches that are read at once
+            (``zephon_torch/nodes/window.py``), with several threads some more than these.
         in_order: only True.
         pin_memory_device: not taken.
         mixture: weights by name, for several datasets.

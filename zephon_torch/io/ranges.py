@@ -147,8 +147,9 @@ class FileMap:
     """A memory map of a local file that is not empty, as far as it reached when it was listed.
 
     Files that are deleted or replaced do no harm, for a map keeps what it was made of. One that is
-    cut short kills the process at the next touch, so its size is compared each time; one that is
-    written over gives other bytes, so its modification time is compared once in a while.
+    cut short kills the process at the next touch, so its size is compared each time (of maps that
+    are read together every 20 ms: see `WatchedMaps`); one that is written over gives other bytes,
+    so its modification time is compared once in a while.
 
     Raises:
         DatasetError: It was cut short.
