@@ -28,6 +28,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "three threads": {"num_threads": 3},
     "a worker": {"num_workers": 1},
     "two persistent workers": {"num_workers": 2, "persistent_workers": True},
+    "a spawned worker": {"num_workers": 1, "multiprocessing_context": "spawn"},
 }
 
 
@@ -106,7 +107,7 @@ def test_batches_are_the_same_whatever_the_window_and_own_their_memory(
         datasets, {"narrow": 2, "other": 1}, shuffle_block_size="global", stop_after_passes=4
     )
     expected = batches_of(DataLoader(source, 7, num_threads=0, transform=lambda row: row))
-    for num_batches in (1, 3, 8):
+    for num_batches in (3,) if "multiprocessing_context" in engine else (1, 3, 8):
         monkeypatch.setattr(window.Windows, "batches", lambda *_, n=num_batches: n)
         with DataLoader(source, 7, **engine) as loader:
             kept = []
@@ -116,23 +117,26 @@ def test_batches_are_the_same_whatever_the_window_and_own_their_memory(
                 kept.append(batch)
             assert [batch[:, 0].tolist() for batch in kept] == expected
             loader.set_epoch(0)
+            loader.set_epoch(0)
             next(iter(loader))  # a run that is left with windows under way
             loader.load_state_dict(loader.state_dict())
             assert batches_of(loader) == expected[1:]
 
 
-@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
+@pytest.mark.parametrize("engine", [*ENGINES.values()][:-1], ids=[*ENGINES][:-1])
 @pytest.mark.parametrize("dtype", ["<i8", "<f4", ">u2", "<u8"])
 def test_rows_that_are_not_widened_are_copied_out_of_their_window(
-    tmp_path: Path, dtype: str, engine: dict[str, Any]
+    tmp_path: Path, dtype: str, engine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = Dataset.from_path("rows", write_rows(tmp_path, [7, 8, 9], dtype))
-    with DataLoader(dataset, 5, **engine) as loader:
-        kept = list(loader)
-    for batch in kept:
-        assert batch.untyped_storage().nbytes() == batch.nbytes
-    first = [float(row[0]) for batch in kept for row in batch]
-    assert first == [float(number) for number in range(24)]
+    for num_batches in (1, 2):  # a slot of the ring is one batch, or two
+        monkeypatch.setattr(window.Windows, "batches", lambda *_, n=num_batches: n)
+        with DataLoader(dataset, 2, **engine) as loader:
+            kept = list(loader)
+        for batch in kept:
+            assert batch.untyped_storage().nbytes() == batch.nbytes
+        first = [float(row[0]) for batch in kept for row in batch]
+        assert first == [float(number) for number in range(24)]
 
 
 def test_workers_give_rows_of_two_types_without_the_ring(tmp_path: Path) -> None:
@@ -149,7 +153,7 @@ def test_workers_give_rows_of_two_types_without_the_ring(tmp_path: Path) -> None
     assert seen[0] == seen[1]
 
 
-@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
+@pytest.mark.parametrize("engine", [*ENGINES.values()][:-1], ids=[*ENGINES][:-1])
 def test_an_error_in_a_window_is_that_of_its_batch_alone(
     tmp_path: Path, engine: dict[str, Any]
 ) -> None:

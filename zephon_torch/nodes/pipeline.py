@@ -121,8 +121,8 @@ class Pipeline:
         if isinstance(read, PlacedRows):
             read = read.gather()
         samples = samples_of(read)
-        if samples is read and isinstance(samples, np.ndarray) and _is_part(samples):
-            samples = samples.copy()  # of a window: a batch owns its memory
+        if samples is read and isinstance(samples, np.ndarray) and not _owns_memory(samples):
+            samples = samples.copy()  # of a window, or of the ring
         if self.is_plain and isinstance(samples, np.ndarray):
             return Made(torch.from_numpy(samples))
         if self.tolerance is not None:
@@ -140,8 +140,11 @@ class Pipeline:
         return Made(data, Mended(kept.pointers, valid, tuple(kept.bad)))
 
 
-def _is_part(rows: npt.NDArray[Any]) -> bool:
-    return rows.base is not None and rows.base.nbytes > rows.nbytes
+def _owns_memory(rows: npt.NDArray[Any]) -> bool:
+    """Whether the memory is that of these rows alone, if under another type or shape."""
+    owner = rows if rows.base is None else rows.base
+    is_array = isinstance(owner, np.ndarray)
+    return is_array and owner.flags.owndata and owner.nbytes == rows.nbytes
 
 
 def make_pipeline(
