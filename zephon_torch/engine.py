@@ -15,9 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any, Protocol, TypeAlias
 
-import torch
-
-from zephon_torch.nodes.gather import RowBuffer
 from zephon_torch.nodes.made import Made
 from zephon_torch.nodes.pipeline import Pipeline
 from zephon_torch.nodes.window import FOR_CALLER, FOR_READER, FOR_USER_CODE, FOR_WORKER, Windows
@@ -119,14 +116,13 @@ class InlineEngine:
 
 class _InlineRun:
     def __init__(self, pipeline: Pipeline, windows: Iterator[Sequence[WorkItem]]) -> None:
-        self._pipeline, self._windows, self._buffer = pipeline, windows, RowBuffer()
+        self._pipeline, self._windows = pipeline, windows
         self._ready: deque[tuple[WorkItem, Any]] = deque()
 
     def __next__(self) -> tuple[WorkItem, Made | Exception]:
         if not self._ready:
             items = next(self._windows)
-            read = self._pipeline.read_window(items, self._buffer)
-            self._ready.extend(zip(items, read, strict=True))
+            self._ready.extend(zip(items, self._pipeline.place_window(items), strict=True))
         item, read = self._ready.popleft()
         if isinstance(read, Exception):
             return item, read
@@ -171,16 +167,12 @@ class ThreadEngine:
         windows = self._windows.cut(items, batch_size)
         return _ThreadRun(self, self._pipeline, windows, self._depth, self._finish_here)
 
-    def submit(self, window: _Window, buffer: RowBuffer) -> Future[Any]:
-        """Queue a window. The pool is made anew after a fork, where its threads do not exist."""
+    def submit(self, function: Callable[[_Window], Any], window: _Window) -> Future[Any]:
+        """Queue one call. The pool is made anew after a fork, where its threads do not exist."""
         if self._pool is None or self._pid != os.getpid():
             self._pid = os.getpid()
             self._pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="zephon-reader")
-            if self._finish_here:
-                _compute_alone_in(self._pool)
-        if self._finish_here:
-            return self._pool.submit(_unless_exiting, self._pipeline.read_window, window, buffer)
-        return self._pool.submit(_unless_exiting, self._pipeline.make_window, window)
+        return self._pool.submit(_unless_exiting, function, window)
 
     def close(self) -> None:
         """Wait for the batches in flight and end the threads."""
@@ -199,10 +191,9 @@ class _ThreadRun:
         finish_here: bool,
     ) -> None:
         self._engine, self._pipeline, self._windows = engine, pipeline, windows
+        self._function = pipeline.read_window if finish_here else pipeline.make_window
         self._depth, self._finish_here = depth, finish_here
-        self._in_flight: deque[tuple[_Window, RowBuffer, Future[Any]]] = deque()
-        self._buffers: list[RowBuffer] = []  # that are free
-        self._in_use = RowBuffer()  # by the batches that are ready
+        self._in_flight: deque[tuple[_Window, Future[Any]]] = deque()
         self._ready: deque[tuple[WorkItem, Any]] = deque()
         self._pid = os.getpid()
         weakref.finalize(self, _cancel, self._in_flight)  # whoever drops the run wants no more
@@ -217,17 +208,16 @@ class _ThreadRun:
 
     def _take_window(self) -> None:
         """Wait for the next window, after seeing to it that others follow."""
-        self._buffers.append(self._in_use)
         if self._pid != os.getpid():
             self._submit_again()
         while len(self._in_flight) < self._depth:
             window = next(self._windows, None)
             if window is None:
                 break
-            self._submit(window, self._buffers.pop() if self._buffers else RowBuffer())
+            self._in_flight.append((window, self._engine.submit(self._function, window)))
         if not self._in_flight:
             raise StopIteration
-        window, self._in_use, future = self._in_flight.popleft()
+        window, future = self._in_flight.popleft()
         failure = future.exception()  # in no `try`: a signal's handler may raise while this waits
         results = future.result() if failure is None else _of_each(failure, window)
         self._ready.extend(zip(window, results, strict=True))
@@ -235,13 +225,10 @@ class _ThreadRun:
     def _submit_again(self) -> None:
         """After a fork: what was in flight belongs to threads that this process does not have."""
         self._pid = os.getpid()
-        again = [*self._in_flight]
+        windows = [window for window, _ in self._in_flight]
         self._in_flight.clear()
-        for window, buffer, _ in again:
-            self._submit(window, buffer)
-
-    def _submit(self, window: _Window, buffer: RowBuffer) -> None:
-        self._in_flight.append((window, buffer, self._engine.submit(window, buffer)))
+        for window in windows:
+            self._in_flight.append((window, self._engine.submit(self._function, window)))
 
     def close(self) -> None:
         self._ready.clear()
@@ -255,23 +242,13 @@ def _of_each(failure: BaseException, window: _Window) -> list[Exception]:
     return [failure] * len(window)
 
 
-def _cancel(in_flight: deque[tuple[_Window, RowBuffer, Future[Any]]]) -> None:
+def _cancel(in_flight: deque[tuple[_Window, Future[Any]]]) -> None:
     while in_flight:
-        in_flight.popleft()[2].cancel()
+        in_flight.popleft()[1].cancel()
 
 
-def _compute_alone_in(pool: ThreadPoolExecutor) -> None:
-    """Let the only thread of a pool compute without others, which belong to the training.
-
-    torch sets this for the calling thread, and for all that start later: for these it is set back.
-    """
-    pool.submit(torch.get_num_threads).result()  # a thread's first question would set it later on
-    pool.submit(torch.set_num_threads, 1).result()
-    torch.set_num_threads(torch.get_num_threads())
-
-
-def _unless_exiting(function: Callable[..., Any], window: _Window, *more: Any) -> Any:
+def _unless_exiting(function: Callable[[_Window], Any], window: _Window) -> Any:
     """Call, but not while the interpreter exits: it would wait for all that is queued."""
     if not threading.main_thread().is_alive():
         raise CancelledError
-    return function(window, *more)
+    return function(window)

@@ -1,7 +1,7 @@
 """Shared memory through which worker processes hand over rows, window by window.
 
 Rows travel as narrow as they are stored, and nothing is allocated, opened or faulted in for a
-batch: a worker gathers its window into a slot, the main process widens it out of there. Slots are
+batch: a worker copies its window into a slot, the main process widens it out of there. Slots are
 taken in turn by the number of the window. That is safe because torch's DataLoader delivers in
 order, and sends window k out only when window ``k - outstanding`` has been delivered: then those
 before it have been used up, and there are two slots more than windows outstanding.
@@ -9,17 +9,14 @@ before it have been used up, and there are two slots more than windows outstandi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from itertools import accumulate
 from multiprocessing.sharedctypes import RawArray
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from zephon_torch.io.formats.mapped_rows import RowGroupKind
-from zephon_torch.nodes.gather import RowBuffer
 from zephon_torch.nodes.pipeline import Pipeline
 
 Array = npt.NDArray[Any]
@@ -29,57 +26,50 @@ class RowRing:
     """Slots for windows of rows; crosses to worker processes as they start.
 
     Args:
-        kind: of the rows.
+        row: a row as it is read, for its type and shape.
         num_rows: of a slot.
         num_outstanding: windows that are out at a time, at most.
     """
 
-    def __init__(self, kind: RowGroupKind, num_rows: int, num_outstanding: int) -> None:
-        self._kind, self._num_slots = kind, num_outstanding + 2
-        self._slot_bytes = num_rows * kind.row_bytes
-        self._memory = RawArray("b", self._num_slots * self._slot_bytes)
+    def __init__(self, row: Array, num_rows: int, num_outstanding: int) -> None:
+        self._dtype, self._row_shape = row.dtype, row.shape
+        self._slot_rows, self._num_slots = num_rows, num_outstanding + 2
+        self._memory = RawArray("b", self._num_slots * num_rows * row.nbytes)
 
-    def slot(self, number: int) -> Slot:
-        """Where a worker puts the window of a number."""
-        start = number % self._num_slots * self._slot_bytes
-        memory = torch.frombuffer(
-            self._memory, dtype=torch.uint8, count=self._slot_bytes, offset=start
-        )
-        return Slot(memory, self._kind)
+    def put(self, number: int, parts: Sequence[Any]) -> list[int] | None:
+        """Copy what was read of a window into its slot.
+
+        Args:
+            number: of the window.
+            parts: what was read for each of its batches.
+
+        Returns:
+            Rows of each batch; None, with nothing copied, if these are other rows or too many.
+        """
+        for part in parts:
+            if not isinstance(part, np.ndarray) or part.dtype != self._dtype:
+                return None
+            if part.shape[1:] != self._row_shape:
+                return None
+        sizes = [len(part) for part in parts]
+        if sum(sizes) > self._slot_rows:
+            return None
+        np.concatenate(parts, out=self._slot(number)[: sum(sizes)])
+        return sizes
 
     def get(self, number: int, sizes: Sequence[int]) -> list[Array]:
         """Views of the batches of a window, to be used up before the next window is asked for."""
-        start = number % self._num_slots * self._slot_bytes
-        count = sum(sizes) * self._kind.row_length
-        rows = np.frombuffer(self._memory, self._kind.dtype, count, start)
-        rows = rows.reshape(-1, self._kind.row_length)
-        stops = accumulate(sizes)
-        return [rows[stop - size : stop] for size, stop in zip(sizes, stops, strict=True)]
+        slot, stop, parts = self._slot(number), 0, []
+        for size in sizes:
+            stop += size
+            parts.append(slot[stop - size : stop])
+        return parts
 
-
-class Slot(RowBuffer):
-    """Memory for one window.
-
-    Args:
-        memory: uint8[n], shared.
-        kind: of rows that it takes.
-    """
-
-    def __init__(self, memory: torch.Tensor, kind: RowGroupKind) -> None:
-        self._memory, self._kind = memory, kind
-
-    def take(self, num_rows: int, kind: RowGroupKind) -> torch.Tensor | None:
-        """As of any buffer; None for other rows, or too many."""
-        num_bytes = num_rows * kind.row_bytes
-        if kind != self._kind or num_bytes > len(self._memory):
-            return None
-        return self._memory[:num_bytes].view(num_rows, kind.row_bytes)
-
-    def holds(self, parts: Sequence[Any]) -> bool:
-        """Whether this is what was read for each batch of a window."""
-        first = parts[0]
-        is_here = isinstance(first, np.ndarray) and first.ctypes.data == self._memory.data_ptr()
-        return is_here and all(isinstance(part, np.ndarray) for part in parts)
+    def _slot(self, number: int) -> Array:
+        shape = self._slot_rows, *self._row_shape
+        count = math.prod(shape)
+        start = number % self._num_slots * count * self._dtype.itemsize
+        return np.frombuffer(self._memory, self._dtype, count, start).reshape(shape)
 
 
 def make_ring(pipeline: Pipeline, num_rows: int, num_outstanding: int) -> RowRing | None:
@@ -92,5 +82,5 @@ def make_ring(pipeline: Pipeline, num_rows: int, num_outstanding: int) -> RowRin
     """
     if pipeline.has_user_code or pipeline.tolerance is not None:
         return None
-    kind = pipeline.fetcher.first_kind()
-    return None if kind is None else RowRing(kind, num_rows, num_outstanding)
+    row = pipeline.fetcher.first_row()
+    return None if row is None else RowRing(row, num_rows, num_outstanding)

@@ -128,10 +128,10 @@ class Batches(torch.utils.data.Dataset[Any]):
     def __getitem__(self, task: Task) -> InRing | list[Parcel]:
         if self.broken is not None:
             return [_parcel(self.broken)] * len(task.items)
-        slot = None if self._ring is None else self._ring.slot(task.number)
-        read = self._pipeline.read_window(task.items, slot)
-        if slot is not None and slot.holds(read):
-            return InRing(task.number, [len(part) for part in read])
+        read = self._pipeline.read_window(task.items)
+        sizes = None if self._ring is None else self._ring.put(task.number, read)
+        if sizes is not None:
+            return InRing(task.number, sizes)
         return [_parcel(made) for made in self._pipeline.finish_window(task.items, read)]
 
 

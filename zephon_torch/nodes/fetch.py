@@ -8,7 +8,7 @@ the pointers. Reading shard by shard is also what says what is wrong when readin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -21,7 +21,7 @@ from zephon_torch.io.content import directly
 from zephon_torch.io.copies import CopyReader, ShardCopies
 from zephon_torch.io.dataset import Dataset, Reader, Samples, samples_of
 from zephon_torch.io.files import StoredFile
-from zephon_torch.io.formats.mapped_rows import PlacedRows, RowGroup, RowGroupKind
+from zephon_torch.io.formats.mapped_rows import PlacedRows, RowGroup
 from zephon_torch.io.formats.reader import ShardGroup
 from zephon_torch.nodes.opened import OpenReaders, ThreadReaders
 from zephon_torch.work.plan import Pointers
@@ -40,7 +40,6 @@ class Fetcher:
     def __init__(self, datasets: Sequence[Dataset], copies: ShardCopies | None = None) -> None:
         self.datasets, self.copies = tuple(datasets), copies
         self._shards = _Shards(self.datasets, self.copies)
-        self._has_rows = all(dataset.format in ROWS for dataset in self.datasets)
         self._parts = [number for number, d in enumerate(self.datasets) if d.is_part]
         self._opened = ThreadReaders(self._shards.open_readers)
 
@@ -83,26 +82,20 @@ class Fetcher:
 
     def place(self, pointers: Pointers) -> Samples | PlacedRows:
         """What :meth:`read` gives, or rows that are known to be there and still to be gathered."""
-        opened, numbers = self._opened.get(), self._shards.numbers(pointers)
-        group = opened.together
-        if group is None and self._has_rows and len(pointers):
-            opened.begin()
-            groups = opened.groups_of(numbers)
-            if groups is not None and not np.count_nonzero(groups != groups[0]):
-                group = opened.group(int(groups[0]))
+        group = self._opened.get().together
         if isinstance(group, RowGroup) and len(pointers):
             with suppress(IndexError):
-                return group.place(numbers, self._records(pointers))
+                return group.place(self._shards.numbers(pointers), self._records(pointers))
         return self.read(pointers)
 
-    def first_kind(self) -> RowGroupKind | None:
-        """Kind of the first rows, where samples are rows of local files; None otherwise."""
-        for dataset in self.datasets:
-            for shard in np.flatnonzero(dataset.shard_num_samples)[:1].tolist():
-                if dataset.format in ROWS and dataset.remote_file(shard) is None:
-                    with suppress(Exception), closing(dataset.open_records(shard)) as reader:
-                        kind = getattr(reader, "group_kind", None)
-                        return kind if isinstance(kind, RowGroupKind) else None
+    def first_row(self) -> npt.NDArray[Any] | None:
+        """One of the rows, where samples are rows and can be read; None otherwise."""
+        for number, dataset in enumerate(self.datasets):
+            for shard in np.flatnonzero(dataset.shard_num_samples)[:1]:
+                if dataset.format in ROWS:
+                    with suppress(Exception):
+                        read = self.read(Pointers(*(np.array([n]) for n in (number, shard, 0, 0))))
+                        return read[0] if isinstance(read, np.ndarray) else None
         return None
 
     def name(self, dataset: int, shard: int, sample: int) -> str:

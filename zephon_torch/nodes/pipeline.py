@@ -20,7 +20,6 @@ from zephon_torch.io.dataset import Samples, samples_of
 from zephon_torch.io.formats.mapped_rows import PlacedRows
 from zephon_torch.nodes.batch import Collate
 from zephon_torch.nodes.fetch import Fetcher
-from zephon_torch.nodes.gather import RowBuffer, gather
 from zephon_torch.nodes.made import Made, Mended
 from zephon_torch.nodes.tolerate import OnError, Tolerance
 from zephon_torch.nodes.transform import Functions, Transform
@@ -56,19 +55,25 @@ class Pipeline:
         """Samples of a work item as they are stored."""
         return self._read(item.pointers)
 
-    def read_window(self, items: Sequence[WorkItem], buffer: RowBuffer | None = None) -> list[Any]:
-        """For each of consecutive items what :meth:`read` gives or raises; read in one go.
+    def place_window(self, items: Sequence[WorkItem]) -> list[Any]:
+        """As :meth:`read_window`, but rows are gathered when they are finished."""
+        if self.tolerance is not None:
+            return self.read_window(items)
+        return self._window(items, self.fetcher.place)
 
-        Args:
-            items: them.
-            buffer: takes rows, in place of new memory.
-        """
+    def read_window(self, items: Sequence[WorkItem]) -> list[Any]:
+        """For each of consecutive items what :meth:`read` gives or raises; read in one go."""
+        return self._window(items, self._read)
+
+    def _window(
+        self, items: Sequence[WorkItem], read_all: Callable[[Pointers], Samples | PlacedRows]
+    ) -> list[Any]:
+        if len(items) == 1:
+            return [self._read_or_why_not(items[0])]
         try:
-            read = self._read_into(buffer, pointers_of(items))
-        except Exception as error:
-            if len(items) == 1:
-                return [error]
-            return [self._read_or_why_not(item) for item in items]  # it is of one of them
+            read = read_all(pointers_of(items))
+        except Exception:  # of one of them
+            return [self._read_or_why_not(item) for item in items]
         sizes = [item.num_samples for item in items]
         if isinstance(read, np.ndarray) and sizes[0] == sizes[-1]:  # only the last may be shorter
             return list(read.reshape(len(items), sizes[0], *read.shape[1:]))
@@ -89,7 +94,7 @@ class Pipeline:
             for item, samples in zip(items, read, strict=True)
         ]
 
-    def finish_or_why_not(self, item: WorkItem, read: Samples) -> Made | Exception:
+    def finish_or_why_not(self, item: WorkItem, read: Samples | PlacedRows) -> Made | Exception:
         """What :meth:`finish` gives or raises."""
         try:
             return self.finish(item, read)
@@ -101,12 +106,6 @@ class Pipeline:
         """Whether finishing a batch runs functions of the user."""
         return self.transform is not None or self.collate.function is not None
 
-    def _read_into(self, buffer: RowBuffer | None, pointers: Pointers) -> Samples:
-        if buffer is None or self.tolerance is not None:
-            return self._read(pointers)
-        placed = self.fetcher.place(pointers)
-        return gather(placed, buffer) if isinstance(placed, PlacedRows) else placed
-
     def _read(self, pointers: Pointers) -> Samples:
         reader = self.fetcher if self.tolerance is None else self.tolerance
         return reader.read(pointers)
@@ -117,8 +116,10 @@ class Pipeline:
         except Exception as error:
             return error
 
-    def finish(self, item: WorkItem, read: Samples) -> Made:
+    def finish(self, item: WorkItem, read: Samples | PlacedRows) -> Made:
         """Transform and collate."""
+        if isinstance(read, PlacedRows):
+            read = read.gather()
         samples = samples_of(read)
         if samples is read and isinstance(samples, np.ndarray) and not _owns_memory(samples):
             samples = samples.copy()  # of a window, or of the ring

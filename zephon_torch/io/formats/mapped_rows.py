@@ -92,38 +92,26 @@ class RowGroupKind:
     dtype: np.dtype[Any]
     row_length: int
 
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row."""
-        return self.row_length * self.dtype.itemsize
-
     def make(self, num_shards: int) -> RowGroup:
         """A new group."""
         return RowGroup(self, num_shards)
 
 
 class PlacedRows:
-    """Rows that are known to be there, and where, but not read yet.
+    """Rows that are known to be there, and where, but not read yet."""
 
-    Attributes:
-        space: the memory that they lie in.
-        places: int64[n]: at which of its bytes each begins.
-        kind: of the rows.
-    """
-
-    __slots__ = ("_watched", "kind", "places", "space")
+    __slots__ = ("_kind", "_places", "_space", "_watched")
 
     def __init__(
-        self, space: RowSpace, places: Int64Array, kind: RowGroupKind, watched: WatchedMaps
+        self, space: Array, places: Int64Array, kind: RowGroupKind, watched: WatchedMaps
     ) -> None:
-        self.space, self.places, self.kind, self._watched = space, places, kind, watched
+        self._space, self._places, self._kind, self._watched = space, places, kind, watched
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self._places)
 
-    def check(self) -> None:
-        """Raise DatasetError if a file was cut short or written over, before rows are touched."""
-        self._watched.check()
+    def __getitem__(self, where: slice) -> PlacedRows:
+        return PlacedRows(self._space, self._places[where], self._kind, self._watched)
 
     def gather(self) -> Array:
         """The rows, (n, row_length), in memory of their own.
@@ -131,9 +119,9 @@ class PlacedRows:
         Raises:
             DatasetError: a file was cut short or written over.
         """
-        self.check()
-        rows = self.space.items[self.places].view(self.kind.dtype)
-        return rows.reshape(len(self.places), self.kind.row_length)
+        self._watched.check()
+        rows = self._space[self._places].view(self._kind.dtype)
+        return rows.reshape(len(self._places), self._kind.row_length)
 
 
 class RowsReader(Protocol):
@@ -149,12 +137,13 @@ class RowGroup:
     """Rows of one kind in maps; see `ShardGroup`."""
 
     def __init__(self, kind: RowGroupKind, num_shards: int) -> None:
-        self._kind, self._row_bytes = kind, kind.row_bytes
+        self._kind = kind
+        self._row = np.dtype((np.void, kind.row_length * kind.dtype.itemsize))
         self._addresses = np.zeros(num_shards, np.int64)
         self._num_rows = np.zeros(num_shards, np.uint64)  # 0 where no shard is open
         self._open: dict[int, MappedRows] = {}
         self._watched = WatchedMaps()
-        self._space: RowSpace | None = None
+        self._space: npt.NDArray[Any] | None = None
         self._offsets = self._addresses  # from where the space begins
 
     def add(self, number: int, reader: RowsReader) -> None:
@@ -183,64 +172,42 @@ class RowGroup:
         if np.count_nonzero(samples.view(np.uint64) >= self._num_rows[numbers]):
             raise IndexError("a record outside of its shard")
         if self._space is None:
-            self._space = RowSpace(self._kind, list(self._open.values()))
-            self._offsets = self._addresses - self._space.lowest
-        places = samples * self._row_bytes
+            self._space = self._span()
+        places = samples * self._row.itemsize
         places += self._offsets[numbers]
         return PlacedRows(self._space, places, self._kind, self._watched)
 
-
-class RowSpace:
-    """The address space from the lowest row to the highest one, with a row at each byte.
-
-    Args:
-        kind: of the rows.
-        opened: where they are. Arrays of this keep it, and with it the maps: these cannot be closed
-            as long as an array looks into them.
-
-    Attributes:
-        lowest: address of the first byte.
-        items: the rows, as one item each.
-        as_bytes: the rows as uint8[n, row_bytes], by numpy's array interface. Said to be writable,
-            which it is not, because torch warns of anything else.
-        tensor: kept here by who looks at it through torch.
-    """
-
-    def __init__(self, kind: RowGroupKind, opened: Sequence[MappedRows]) -> None:
-        self.lowest = min(rows.address for rows in opened)
-        end = max(rows.address + rows.array.nbytes for rows in opened)
-        self.tensor: Any = None
-        owners = [rows.array for rows in opened]
-        size = kind.row_bytes
-        length = end - self.lowest - size + 1
-        self.items = np.asarray(_Memory(owners, self.lowest, (length,), f"|V{size}", True))
-        self.as_bytes = _Memory(owners, self.lowest, (length, size), "|u1", False)
+    def _span(self) -> npt.NDArray[Any]:
+        """The address space from the lowest row to the highest one, one row at each byte."""
+        opened = self._open.values()
+        lowest = min(rows.address for rows in opened)
+        highest = max(
+            rows.address + (rows.layout.num_rows - 1) * self._row.itemsize for rows in opened
+        )
+        self._offsets = self._addresses - lowest
+        arrays = [rows.array for rows in opened]
+        return np.asarray(_Bytes(lowest, highest - lowest + 1, self._row, arrays))
 
 
-class _Memory:
-    """Memory as numpy's array interface, version 3, describes it: an item, or a row, at each byte.
+class _Bytes:
+    """Memory as numpy's array interface, version 3, describes it: an item at each byte.
 
     Args:
-        owners: what the memory belongs to; kept.
         address: of the first byte.
-        shape: of the array.
-        typestr: type of its items.
-        is_read_only: whether the array is to say so.
+        length: number of items.
+        item: their type.
+        arrays: what the memory belongs to. An array of this object keeps it, and with it the maps:
+            they cannot be closed as long as an array looks into them.
     """
 
     def __init__(
-        self,
-        owners: Sequence[Array],
-        address: int,
-        shape: tuple[int, ...],
-        typestr: str,
-        is_read_only: bool,
+        self, address: int, length: int, item: np.dtype[Any], arrays: Sequence[Array]
     ) -> None:
-        self.owners = owners
+        self._arrays = arrays
         self.__array_interface__ = {
             "version": 3,
-            "data": (address, is_read_only),
-            "shape": shape,
-            "strides": (1,) * len(shape),
-            "typestr": typestr,
+            "data": (address, True),  # read-only
+            "shape": (length,),
+            "strides": (1,),
+            "typestr": item.str,
         }
