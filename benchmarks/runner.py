@@ -85,6 +85,8 @@ def _jobs(
             if system_names is None or variant["system"] in system_names:
                 module = case.__name__.rpartition(".")[2]
                 turns = getattr(case, "TURNS", sys.maxsize)
+                if is_short and hasattr(case, "TURNS"):
+                    turns = 1
                 yield {"case": name, "module": module, "variant": variant, "turns": turns}
 
 
