@@ -88,7 +88,7 @@ def _panels(rows: list[Row], panels: dict[str, tuple[str, float, Any]], height: 
     for axis, (title, (metric, unit, wanted)) in zip(axes, panels.items(), strict=True):
         _bars(axis, rows, metric, unit, wanted)
         axis.set_title(title, loc="left", pad=16)
-        if metric == "tokens_per_s":
+        if metric in ("tokens_per_s", "cpu_s_per_million"):
             axis.set_xscale("log")
             axis.set_xlim(left=1)
             axis.xaxis.set_major_formatter("{x:,g}")
@@ -122,7 +122,8 @@ def _bars(axis: Any, rows: list[Row], metric: str, unit: float, wanted: dict[str
         label.set_fontweight("bold" if name == OURS else "normal")
     for engine, colour in ENGINES.items():
         axis.barh([0], [0], color=colour, label=engine)
-    for row in find(rows, metric, system=LIMITS, **wanted) if metric != "own_mb" else ():
+    limits = find(rows, metric, system=LIMITS, **wanted) if metric != "own_mb" else []
+    for row in sorted(limits, key=lambda row: row.median(metric)):
         value = row.median(metric) / unit
         axis.axvline(value, color="#d62728", linewidth=1, linestyle="--")
         name = row.settings.get("format", "gather")
