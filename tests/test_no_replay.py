@@ -7,7 +7,7 @@ through the loader.
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ from toys import as_list, ids, one, write_shards
 
 from zephon_torch import ChunkSplitter, DataLoader, StaticMixtureWorkSource, WorkSourceDataset
 from zephon_torch.io import Dataset
-from zephon_torch.io.formats.jsonl import JsonlReader
+from zephon_torch.io.formats import mapped_lines
+from zephon_torch.nodes.window import FOR_READER
 from zephon_torch.work import Plan, Pointers
 
 TRILLION = 10**12
@@ -165,21 +166,22 @@ def test_readers_of_files_are_asked_for_what_is_delivered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = Dataset.from_path("a", write_shards(tmp_path, [300] * 10))
-    asked: list[int] = []
-    read = JsonlReader.read
+    asked: list[Any] = []
+    parse = mapped_lines.parse_lines
 
-    def noting(self: JsonlReader, samples: npt.NDArray[np.int64]) -> list[Any]:
-        asked.extend(samples.tolist())
-        return read(self, samples)
+    def noting(lines: Sequence[Any]) -> list[Any]:
+        asked.extend(lines)
+        return parse(lines)
 
-    monkeypatch.setattr(JsonlReader, "read", noting)
-    for delivered in (0, 1488, 2992):
-        source = one(dataset, max_samples=3000, shuffle_block_size="global")
-        with DataLoader(source, BATCH) as loader:
-            loader.load_state_dict(loader.state_dict() | {"delivered": delivered})
-            asked.clear()
-            next(iter(loader))
-            assert 8 <= len(asked) <= (1 + PREFETCH) * BATCH
+    monkeypatch.setattr(mapped_lines, "parse_lines", noting)
+    for prefetch_factor, most in ((PREFETCH, 1 + PREFETCH), (None, 1 + 2 * FOR_READER.text)):
+        for delivered in (0, 1488, 2992):
+            source = one(dataset, max_samples=3000, shuffle_block_size="global")
+            with DataLoader(source, BATCH, prefetch_factor=prefetch_factor) as loader:
+                loader.load_state_dict(loader.state_dict() | {"delivered": delivered})
+                asked.clear()
+                next(iter(loader))
+                assert 8 <= len(asked) <= most * BATCH
 
 
 def test_nodes_and_iterable_datasets_do_not_replay_either(counted: Counted) -> None:
