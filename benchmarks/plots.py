@@ -88,7 +88,7 @@ def _panels(rows: list[Row], panels: dict[str, tuple[str, float, Any]], height: 
     for axis, (title, (metric, unit, wanted)) in zip(axes, panels.items(), strict=True):
         _bars(axis, rows, metric, unit, wanted)
         axis.set_title(title, loc="left", pad=16)
-        if metric in ("tokens_per_s", "cpu_s_per_million"):
+        if metric in ("tokens_per_s", "cpu_s_per_million") and find(rows, metric, **wanted):
             axis.set_xscale("log")
             axis.set_xlim(left=1)
             axis.xaxis.set_major_formatter("{x:,g}")
