@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given
@@ -153,6 +156,22 @@ def test_workers_give_rows_of_two_types_without_the_ring(tmp_path: Path) -> None
     assert seen[0] == seen[1]
 
 
+@pytest.mark.parametrize("engine", [{"num_threads": 0}, {"num_workers": 1}])
+def test_rows_of_two_float_types_are_never_rounded_without_a_word(
+    tmp_path: Path, engine: dict[str, Any]
+) -> None:
+    """torch's default_collate takes the type of the first one, in worker processes only."""
+    names = ("<f4", "<f8")
+    datasets = [
+        Dataset.from_path(name, write_rows(tmp_path / name[1:], [9], name)) for name in names
+    ]
+    with (
+        DataLoader(datasets, 4, mixture=dict.fromkeys(names, 1), **engine) as loader,
+        pytest.raises(DatasetError, match="rows of different numbers"),
+    ):
+        list(loader)
+
+
 @pytest.mark.parametrize("engine", [*ENGINES.values()][:-1], ids=[*ENGINES][:-1])
 def test_an_error_in_a_window_is_that_of_its_batch_alone(
     tmp_path: Path, engine: dict[str, Any]
@@ -190,6 +209,40 @@ def test_a_file_cut_short_is_an_error_of_the_group_too(
     monkeypatch.setattr(fetcher._opened.get().together._watched, "_trusted_until", 0.0)
     with pytest.raises(DatasetError, match=r"001\.npy.*cut short"):
         fetcher.read(wanted)
+
+
+@pytest.mark.parametrize("engine", [{"num_threads": 0}, {}], ids=["inline", "thread"])
+@pytest.mark.parametrize("kind", ["rows", "lines", "cells"])
+def test_a_file_that_is_written_over_is_an_error_whoever_asks_first(
+    tmp_path: Path, kind: str, engine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranges, "_SIZES_TRUSTED_SECONDS", 0.0)
+
+    def write(value: int, path: Path) -> None:
+        if kind == "rows":
+            path.write_bytes(np.full((4000, 3), value, "<u2").tobytes())
+        elif kind == "lines":
+            path.write_text(f'{{"a": {value}}}\n' * 4000)
+        else:
+            table = pa.table({"a": np.full(4000, value)})
+            with path.open("wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
+                stream.write_table(table)
+
+    path = tmp_path / {"rows": "0.bin", "lines": "0.jsonl", "cells": "0.arrow"}[kind]
+    write(1, path)
+    options = {"dtype": "uint16", "row_length": 3} if kind == "rows" else {}
+    with DataLoader(Dataset.from_path("a", path, **options), 8, shuffle=True, **engine) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        state = path.stat()
+        write(9, path)
+        os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns + 10**9))
+        for _ in range(3):
+            for held in [one for one in gc.get_objects() if isinstance(one, ranges.FileMap)]:
+                held._trusted_until = 0.0  # a second has passed
+            with pytest.raises(DatasetError, match="written to while it was open"):
+                for _ in range(60):  # after what was read ahead
+                    next(iterator)
 
 
 def test_more_shards_in_a_batch_than_can_be_open_at_once(

@@ -85,11 +85,8 @@ def make_engine(
     threads, finish_here = num_threads or 1, num_threads is None
     most = FOR_READER if finish_here or not pipeline.has_user_code else FOR_USER_CODE
     windows = Windows.over(pipeline.fetcher, most)
-    if depth is None:
-        depth = _DEPTH if threads == 1 else threads + 2 + threads // 4
-    else:
+    if depth is not None:
         windows = windows.at_most(depth // 2)
-        depth = max(1, depth // windows.num_batches)
     return ThreadEngine(
         pipeline, windows, num_threads=threads, depth=depth, finish_here=finish_here
     )
@@ -133,13 +130,13 @@ class _InlineRun:
 
 
 class ThreadEngine:
-    """Background threads of this process, `depth` windows ahead.
+    """Background threads of this process, some windows ahead.
 
     Args:
         pipeline: what to run.
         windows: of batches that a thread makes in one go.
         num_threads: threads.
-        depth: windows in flight.
+        depth: batches in flight; None: 2 windows, or with several threads some more than these.
         finish_here: run user code (transform, collate) in the consumer's thread, so that only
             reading and decoding happen beside it. User code in a thread would race with the model
             for global random state, and would miss the consumer's grad and autocast modes.
@@ -151,7 +148,7 @@ class ThreadEngine:
         windows: Windows,
         *,
         num_threads: int,
-        depth: int,
+        depth: int | None,
         finish_here: bool,
     ) -> None:
         self._pipeline, self._windows = pipeline, windows
@@ -164,8 +161,12 @@ class ThreadEngine:
 
     def run(self, items: Iterator[WorkItem], seed: int, batch_size: int) -> Run:
         """Begin a pass."""
-        windows = self._windows.cut(items, batch_size)
-        return _ThreadRun(self, self._pipeline, windows, self._depth, self._finish_here)
+        windows, threads = self._windows.cut(items, batch_size), self._num_threads
+        if self._depth is None:
+            depth = _DEPTH if threads == 1 else threads + 2 + threads // 4
+        else:
+            depth = max(1, self._depth // self._windows.batches(batch_size))
+        return _ThreadRun(self, self._pipeline, windows, depth, self._finish_here)
 
     def submit(self, function: Callable[[_Window], Any], window: _Window) -> Future[Any]:
         """Queue one call. The pool is made anew after a fork, where its threads do not exist."""

@@ -153,8 +153,9 @@ class Beginning:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         trainer = multiprocessing.parent_process()
-        if trainer is not None and trainer.pid != os.getppid():
-            # a fork server stands between them, and torch's watchdog watches that
+        if trainer is not None:
+            # torch's watchdog watches a fork server, if one stands between them, and lets a process
+            # wait for ever for somebody to take what it has sent
             threading.Thread(target=_end_with, args=(trainer,), daemon=True).start()
         info = torch.utils.data.get_worker_info()
         assert info is not None

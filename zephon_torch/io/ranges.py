@@ -175,8 +175,8 @@ class FileMap:
         """
         check_size(self._file, self._map.size())
         if self._is_own and (now := time.monotonic()) > self._trusted_until:
-            self._trusted_until = now + _MAP_TRUSTED_SECONDS
             self._check_not_written()
+            self._trusted_until = now + _MAP_TRUSTED_SECONDS  # last: whoever asks again is told
         return self._map
 
     def close(self) -> None:

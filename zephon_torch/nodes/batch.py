@@ -100,12 +100,12 @@ class Collate:
             )
 
     def _check_rows(self, samples: Sequence[Any], source: Pointed) -> None:
-        """Whole and other numbers in one batch: torch rounds here and raises in a worker."""
+        """Numbers of different types in one batch: torch rounds them, and not in every process."""
         first = samples[0]
         for i, row in enumerate(samples):
             if not isinstance(row, np.ndarray) or not isinstance(first, np.ndarray):
                 return
-            if (row.dtype.kind == "f") != (first.dtype.kind == "f"):
+            if row.dtype != first.dtype:
                 pointers = source.pointers
                 raise DatasetError(
                     f"samples of one batch are rows of different numbers: dataset "
