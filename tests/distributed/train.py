@@ -82,7 +82,6 @@ def main(
                 save(model, checkpoint)
     note(log, done=True)
     loader.close()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
