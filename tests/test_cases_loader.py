@@ -461,9 +461,16 @@ from zephon_torch import DataLoader
 # seconds after which a worker looks whether its parent lives: 5
 torch.utils.data._utils.worker.MP_STATUS_CHECK_INTERVAL = 0.5
 
+class Texts:
+    "A batch is more than a pipe holds: its worker waits for somebody to take it."
+    def __len__(self):
+        return 10_000_000
+    def __getitem__(self, index):
+        return "x" * 50_000
+
 if __name__ == "__main__":
     loader = DataLoader(
-        range(10_000_000), batch_size=4, num_workers=1, multiprocessing_context=sys.argv[1],
+        Texts(), batch_size=4, num_workers=1, multiprocessing_context=sys.argv[1],
         persistent_workers=True,
     )
     loop = iter(loader)

@@ -256,6 +256,25 @@ def test_more_shards_in_a_batch_than_can_be_open_at_once(
         assert len(loader._pipeline.fetcher._opened.get()) <= 6
 
 
+@pytest.mark.parametrize("most", [1, 16])
+def test_as_many_batches_are_in_flight_as_was_asked_for(
+    tmp_path: Path, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a window holds several of them, and where batches are so large that it holds one."""
+    monkeypatch.setattr(window.Windows, "batches", lambda self, _: min(self.num_batches, most))
+    dataset = Dataset.from_path("rows", write_rows(tmp_path, [200]))
+    for asked, options in ((1, {}), (1, {"num_threads": 0}), (6, {}), (6, {"num_threads": 2})):
+        with DataLoader(dataset, 4, prefetch_factor=asked, **options) as loader:
+            iterator = iter(loader)
+            for _ in range(4):
+                next(iterator)
+            run = iterator._run
+            flying = sum(len(batches) for batches, _ in getattr(run, "_in_flight", ()))
+            assert flying + len(run._ready) <= asked + asked // 2
+            if most == 1 and options != {"num_threads": 0}:
+                assert flying == asked - 1, "one was taken, and none asked for since"
+
+
 def test_a_slab_is_computed_once_and_again_only_after_an_error() -> None:
     computed = []
 

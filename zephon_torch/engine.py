@@ -73,22 +73,28 @@ def make_engine(
         pipeline: what to run.
         num_threads: None: one thread that reads ahead, or none for datasets in memory; 0: inline;
             N: N threads that also run user code.
-        depth: batches in flight; None: 2 windows, or with several threads some more than these.
+        depth: batches in flight, for each worker where there are any; None: 2 windows, or with
+            several threads some more than these.
         workers: worker processes, if their number is not 0.
     """
+    formats = {dataset.format for dataset in pipeline.fetcher.datasets}
+    is_inline = num_threads == 0 or (num_threads is None and formats <= _IN_MEMORY)
+    finish_here = num_threads is None
     if workers.num_workers:
         most = FOR_USER_CODE if pipeline.has_user_code else FOR_WORKER
-        return WorkerEngine(pipeline, Windows.over(pipeline.fetcher, most), workers)
-    formats = {dataset.format for dataset in pipeline.fetcher.datasets}
-    if num_threads == 0 or (num_threads is None and formats <= _IN_MEMORY):
-        return InlineEngine(pipeline, Windows.over(pipeline.fetcher, FOR_CALLER))
-    threads, finish_here = num_threads or 1, num_threads is None
-    most = FOR_READER if finish_here or not pipeline.has_user_code else FOR_USER_CODE
+    elif is_inline:
+        most = FOR_CALLER
+    else:
+        most = FOR_READER if finish_here or not pipeline.has_user_code else FOR_USER_CODE
     windows = Windows.over(pipeline.fetcher, most)
     if depth is not None:
         windows = windows.at_most(depth // 2)
+    if workers.num_workers:
+        return WorkerEngine(pipeline, windows, workers)
+    if is_inline:
+        return InlineEngine(pipeline, windows)
     return ThreadEngine(
-        pipeline, windows, num_threads=threads, depth=depth, finish_here=finish_here
+        pipeline, windows, num_threads=num_threads or 1, depth=depth, finish_here=finish_here
     )
 
 

@@ -60,8 +60,7 @@ class WorkerEngine:
     def __init__(self, pipeline: Pipeline, windows: Windows, options: WorkerOptions) -> None:
         self._pipeline, self._options = pipeline, options
         self._ring: RowRing | None = None
-        prefetch = options.prefetch_factor
-        self._windows = windows if prefetch is None else windows.at_most(prefetch // 2)
+        self._windows = windows
         self._feed = _Feed()
         self.is_sound = True
         # a private one: iter() of torch's loader would draw from the global generator

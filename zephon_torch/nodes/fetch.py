@@ -8,7 +8,7 @@ the pointers. Reading shard by shard is also what says what is wrong when readin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from itertools import pairwise
 from typing import Any
 
@@ -89,12 +89,15 @@ class Fetcher:
         return self.read(pointers)
 
     def first_row(self) -> npt.NDArray[Any] | None:
-        """One of the rows, where samples are rows and can be read; None otherwise."""
-        for number, dataset in enumerate(self.datasets):
-            for shard in np.flatnonzero(dataset.shard_num_samples)[:1]:
-                if dataset.format in ROWS:
-                    with suppress(Exception):
-                        read = self.read(Pointers(*(np.array([n]) for n in (number, shard, 0, 0))))
+        """One of the rows, where samples are rows of local files; None otherwise.
+
+        Leaves nothing open: processes may be started next.
+        """
+        for dataset in self.datasets:
+            for shard in np.flatnonzero(dataset.shard_num_samples)[:1].tolist():
+                if dataset.format in ROWS and dataset.remote_file(shard) is None:
+                    with suppress(Exception), closing(dataset.open(shard)) as reader:
+                        read = reader.read(np.zeros(1, np.int64))
                         return read[0] if isinstance(read, np.ndarray) else None
         return None
 
