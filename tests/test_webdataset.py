@@ -111,7 +111,7 @@ def test_shards_of_its_writer_are_read_as_by_webdataset(tmp_path: Path) -> None:
                     "raw": bytes(i),
                 }
             )
-    dataset = Dataset.from_path("a", tmp_path)
+    dataset = Dataset.from_path("a", tmp_path, allow_pickle=True)
     assert dataset.shard_num_samples.tolist() == [3, 3, 2]
     theirs = [sample for i in range(3) for sample in by_webdataset(tmp_path / f"s-{i:03d}.tar")]
     assert alike(list(dataset), theirs)

@@ -21,8 +21,8 @@ import numpy as np
 
 from zephon_torch.errors import ConfigurationError, DatasetError, ZephonError
 from zephon_torch.io.dataset import Dataset, describe_bytes, plural
-from zephon_torch.io.discovery import find_shards
-from zephon_torch.io.formats import FORMATS, make_options
+from zephon_torch.io.discovery import count_samples, find_shards
+from zephon_torch.io.formats import FORMATS, make_options, without_pickles
 from zephon_torch.io.indexing import count_in_processes
 from zephon_torch.version import __version__
 
@@ -120,9 +120,7 @@ def _index_one(path: str, given: argparse.Namespace) -> None:
 
 
 def _inspect(given: argparse.Namespace) -> None:
-    dataset = Dataset.from_path(
-        given.name or _name(given.path), given.path, format=given.format, **dict(given.option)
-    )
+    dataset = _open_to_look(given)
     num_bytes = int(dataset.shard_num_bytes.sum())
     for label, value in (
         ("name", repr(dataset.name)),
@@ -135,6 +133,14 @@ def _inspect(given: argparse.Namespace) -> None:
         print(f"{label:<12}{value}")
     for number, sample in enumerate(islice(dataset, given.samples)):
         print(_one_line(f"sample {number}: {_short.repr(sample)}")[:_MAX_LINE])
+
+
+def _open_to_look(given: argparse.Namespace) -> Dataset:
+    """The dataset, reading which runs no code of whoever made it."""
+    name, options = given.name or _name(given.path), dict(given.option)
+    found = find_shards(given.path, given.format, None)
+    shown = without_pickles(make_options(found.format, options))
+    return Dataset.of_counted(name, found, shown, count_samples(name, found, shown))
 
 
 def _spread(sizes: Any) -> str:

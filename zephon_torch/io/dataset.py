@@ -89,7 +89,9 @@ class Dataset:
             storage_options: For fsspec; never shown in any message.
             options: Of the format; ``docs/formats/`` has a page on each. ``columns`` (parquet,
                 arrow), ``decode`` (webdataset), ``dtype`` (tokens), ``row_length`` (tokens,
-                megatron), ``unit`` (megatron), ``keep_bytes`` (mds).
+                megatron), ``unit`` (megatron), ``keep_bytes`` (mds), and ``allow_pickle``
+                (webdataset, mds): pickles among the data run whatever code they hold, so they are
+                loaded only where it is True.
 
         Raises:
             ConfigurationError: A bad name, not a path, an unknown format, an option that the format
@@ -123,6 +125,7 @@ class Dataset:
         *,
         root: str | os.PathLike[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        allow_pickle: bool = False,
     ) -> Self:
         """Describe the files that a manifest names, without a look at any of them.
 
@@ -134,6 +137,7 @@ class Dataset:
             path: What `save_manifest` wrote; local or a URL that fsspec knows.
             root: The folder that its paths are relative to; the manifest's own by default.
             storage_options: For fsspec, for both; never shown in any message.
+            allow_pickle: As for `from_path`; a manifest does not say it.
 
         Raises:
             ConfigurationError: A bad name, not a path, or a format or option that is not known.
@@ -141,8 +145,9 @@ class Dataset:
         """
         _check_name(name)
         place = None if root is None else path_text(root)
+        options = {"allow_pickle": True} if allow_pickle else {}
         with _naming(name):
-            found, content = manifest.load(path_text(path), place, storage_options)
+            found, content = manifest.load(path_text(path), place, storage_options, options)
         return cls(name, found.format, found.shards, content)
 
     @classmethod

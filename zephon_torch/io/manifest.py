@@ -19,8 +19,8 @@ r"""A file that describes a dataset of files: a million shards without a listing
          int64[n]  their stamps
          bytes     paths relative to the root in UTF-8, in ascending order, a NUL behind each
 
-Neither the dataset's name nor its root nor anything that opens a storage is in it. Paths that lead
-out of the root are refused.
+Neither the dataset's name nor its root nor anything that opens a storage is in it, nor leave to
+load pickles: that is the reader's to give. Paths that lead out of the root are refused.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ VERSION = 1
 _PREFIX = struct.Struct("<8sIII")
 _MAX_HEADER_BYTES = 1 << 20
 _EACH = "*"
+_NOT_KEPT = "allow_pickle"  # whoever wrote a manifest must not decide it for whoever reads it
 # Absolute, with an empty part, or with a part "." or ".."; paths end with NUL.
 _LEADS_ELSEWHERE = re.compile(rb"(?:\A|\0|/)(?:\.{0,2})(?:/|\0)")
 
@@ -104,9 +105,18 @@ def save(path: str, storage_options: Mapping[str, Any] | None, manifest: Manifes
 
 
 def load(
-    path: str, root: str | None, storage_options: Mapping[str, Any] | None
+    path: str,
+    root: str | None,
+    storage_options: Mapping[str, Any] | None,
+    options: Mapping[str, Any],
 ) -> tuple[Manifest, FileContent]:
     """Read a manifest, and make the content that lies below a root or beside it.
+
+    Args:
+        path: Of the manifest.
+        root: Of the files; None where they lie beside it.
+        storage_options: For fsspec.
+        options: Of the format, those that a manifest does not keep.
 
     Raises:
         ConfigurationError: Its format or an option is not known here.
@@ -115,7 +125,7 @@ def load(
     folder, name = connect(path, storage_options).split()
     raw = _read(folder, name)
     try:
-        manifest = _parse(raw)
+        manifest = _parse(raw, options)
     except _Unsound as error:
         raise DatasetError(
             f"manifest {folder.url(name)!r} cannot be used: {error}; save it anew with "
@@ -151,9 +161,10 @@ def _read(folder: Storage, name: str) -> bytes:
 def _plain_options(manifest: Manifest) -> dict[str, Any]:
     """Options as JSON gives them back."""
     options = asdict(manifest.options)  # type: ignore[call-overload]
+    given = {name: options.pop(name) for name in (_NOT_KEPT,) if name in options}
     try:
         plain: dict[str, Any] = json.loads(json.dumps(options))
-        is_same = make_options(manifest.format, plain) == manifest.options
+        is_same = make_options(manifest.format, plain | given) == manifest.options
     except (TypeError, ValueError):
         is_same = False
     if not is_same:
@@ -163,7 +174,7 @@ def _plain_options(manifest: Manifest) -> dict[str, Any]:
     return plain
 
 
-def _parse(raw: bytes) -> Manifest:
+def _parse(raw: bytes, given: Mapping[str, Any]) -> Manifest:
     if len(raw) < _PREFIX.size:
         raise _Unsound(f"it has only {len(raw)} bytes")
     magic, version, length, checksum = _PREFIX.unpack_from(raw)
@@ -177,6 +188,8 @@ def _parse(raw: bytes) -> Manifest:
     if zlib.crc32(content) != checksum:
         raise _Unsound("its checksum does not match, it was cut short or damaged")
     format, options, num_shards, beside = _parse_header(bytes(content[:length]))
+    if _NOT_KEPT in options:
+        raise _Unsound(f"it says {_NOT_KEPT!r}, which only Dataset.from_manifest may")
     num_columns = 5 if beside else 3
     stop = length + 8 * num_columns * num_shards
     if stop > len(content):
@@ -189,7 +202,7 @@ def _parse(raw: bytes) -> Manifest:
     shards = ShardTable(num_samples, num_bytes, paths)
     return Manifest(
         format,
-        make_options(format, options),
+        make_options(format, options | dict(given)),
         shards,
         stamps,
         _beside(format, beside, paths, others),

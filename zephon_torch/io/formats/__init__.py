@@ -169,6 +169,12 @@ def make_options(name: str, given: Mapping[str, Any]) -> FormatOptions:
     return kind(**given)
 
 
+def without_pickles(options: FormatOptions) -> FormatOptions:
+    """Options under which a pickle is only named, whatever was asked for: for those who look."""
+    change = getattr(options, "without_pickles", None)
+    return options if change is None else cast(FormatOptions, change())
+
+
 def detect_format(path: str, names: Collection[str] = ()) -> str | None:
     """Return the format that a path has by its extension, None without one. Pure."""
     for name, entry in FORMATS.items():

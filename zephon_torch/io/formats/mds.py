@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -27,6 +27,7 @@ from zephon_torch.io.files import FileInfo, Storage, StoredFile
 from zephon_torch.io.formats import FORMATS
 from zephon_torch.io.formats.mds_columns import Decode, decoder_of
 from zephon_torch.io.formats.mds_index import MARKER, Column, MdsFile, load_index
+from zephon_torch.io.formats.pickles import AllowPickle, check_allow_pickle
 from zephon_torch.io.formats.reader import Reader, check_bounds
 from zephon_torch.io.ranges import Ranges, open_ranges
 from zephon_torch.io.unpacked import CODECS, UnpackedFile, check_codec
@@ -39,16 +40,24 @@ class Options:
     Attributes:
         keep_bytes: How many bytes of compressed shards each reading thread keeps unpacked; the one
             it read last is kept always.
+        allow_pickle: Whether columns of pickles are loaded, which runs whatever code they hold.
+            False: they raise. None: a note of their size stands in their place.
 
     Raises:
-        ConfigurationError: Not a number of bytes.
+        ConfigurationError: Not a number of bytes, or neither True nor False.
     """
 
     keep_bytes: int = 256 << 20
+    allow_pickle: AllowPickle = False
 
     def __post_init__(self) -> None:
+        check_allow_pickle(self.allow_pickle)
         if type(self.keep_bytes) is not int or self.keep_bytes < 0:
             raise ConfigurationError(f"keep_bytes must be 0 or more, got {self.keep_bytes!r}")
+
+    def without_pickles(self) -> Options:
+        """The same, but for pickles, which are only named."""
+        return replace(self, allow_pickle=None)
 
     @property
     def identity(self) -> None:
@@ -78,7 +87,7 @@ def count(file: StoredFile, options: Options) -> int:
     """Count the records: as the index says, which the shard must agree with when it is opened."""
     known = _known(file)
     for column in known.columns:
-        _decoder_of(column, file)
+        _decoder_of(column, file, options)
     return known.num_samples
 
 
@@ -108,7 +117,7 @@ class MdsReader:
     def __init__(self, file: StoredFile, known: MdsFile, options: Options, shard: str) -> None:
         self._known = known
         self._shard = shard
-        self._decoders = [(c.name, c.size, _decoder_of(c, file)) for c in known.columns]
+        self._decoders = [(c.name, c.size, _decoder_of(c, file, options)) for c in known.columns]
         self._sizes = struct.Struct(f"<{sum(c.size is None for c in known.columns)}I")
         self._ranges: Ranges = (
             open_ranges(file)
@@ -212,8 +221,8 @@ def _known(file: StoredFile) -> MdsFile:
     return load_index(file.beside).files[file.path]
 
 
-def _decoder_of(column: Column, file: StoredFile) -> Decode:
+def _decoder_of(column: Column, file: StoredFile, options: Options) -> Decode:
     try:
-        return decoder_of(column.encoding)
+        return decoder_of(column.encoding, options.allow_pickle)
     except DatasetError as error:
         raise DatasetError(f"{file.url!r}, column {column.name!r}: {error}") from None

@@ -1,7 +1,7 @@
 """How the columns of MDS records are encoded, by the names that MosaicML Streaming gives them.
 
 Numbers come as Python's, arrays with the type they are stored in and in memory of their own, images
-as PIL images. Pickles are refused: loading one runs whatever code it holds.
+as PIL images. Pickles are refused unless they are asked for.
 
 Source: ``streaming/base/format/mds/encodings.py`` of mosaicml-streaming 0.13.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import pickle
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ import numpy.typing as npt
 
 from zephon_torch.errors import DatasetError
 from zephon_torch.extras import require
+from zephon_torch.io.formats.pickles import REMEDY, AllowPickle, NotLoaded
 
 Decode: TypeAlias = Callable[[bytes], Any]
 
@@ -42,8 +44,12 @@ _IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 
 
 @cache
-def decoder_of(encoding: str) -> Decode:
+def decoder_of(encoding: str, allow_pickle: AllowPickle = False) -> Decode:
     """From the bytes of a value to the value; raises anything if they are no such value.
+
+    Args:
+        encoding: By its name.
+        allow_pickle: See ``pickles.py``.
 
     Raises:
         DatasetError: An encoding that is not read.
@@ -61,11 +67,19 @@ def decoder_of(encoding: str) -> Decode:
     if name in _OTHERS and not parameters:
         return _OTHERS[name]
     if name == "pkl":
-        raise DatasetError(
-            "encoding 'pkl' holds pickles, which are never loaded, for they can run any code: "
-            "write the column anew, as 'json' or 'bytes' say"
-        )
+        return _pickle_decoder(allow_pickle)
     raise DatasetError(f"encoding {encoding!r} is not read: write the column anew as 'bytes', say")
+
+
+def _pickle_decoder(allow_pickle: AllowPickle) -> Decode:
+    if allow_pickle is None:
+        return lambda data: NotLoaded(len(data))
+    if not allow_pickle:
+        raise DatasetError(
+            f"encoding 'pkl' holds pickles; {REMEDY}, or write the column anew, as 'json' or "
+            "'bytes' say"
+        )
+    return pickle.loads
 
 
 def _text(data: bytes) -> str:

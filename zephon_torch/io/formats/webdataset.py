@@ -1,33 +1,29 @@
 """WebDataset tar shards: members that share a key are one sample.
 
 A sample is the dict that ``webdataset.WebDataset(url).decode(...)`` gives: ``__key__``, ``__url__``
-and one entry for each extension, decoded by webdataset's own decoders. The grouping rule is that of
-``tar_samples.py``.
+and one entry for each extension, decoded as webdataset does, but for what may run code or take the
+process down (``tar_decoding.py``). The grouping rule is that of ``tar_samples.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from zephon_torch.errors import ConfigurationError, DatasetError, RecordError
-from zephon_torch.extras import require
 from zephon_torch.io import index
 from zephon_torch.io.files import StoredFile
+from zephon_torch.io.formats.pickles import REMEDY, AllowPickle, PickleRefused, check_allow_pickle
 from zephon_torch.io.formats.reader import Reader, check_bounds
 from zephon_torch.io.formats.tar import TarError
+from zephon_torch.io.formats.tar_decoding import Decode, check_handler, handlers, make_decode
 from zephon_torch.io.formats.tar_samples import find_samples, parse_sample
 from zephon_torch.io.ranges import open_ranges
 
 INDEXER = index.Indexer("webdataset", 1, find_samples)
-
-# Called with "." and the extension, and the content; None passes both on to the next.
-Handler = Callable[[str, bytes], Any]
-Decode = bool | str | Handler | Sequence[str | Handler]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +36,25 @@ class Options:
             bytes. Or what comes before these, in order: names of webdataset's image decoders
             (``"pil"``, ``"rgb8"``, ``"torchrgb"`` ...) and functions of an extension with its dot
             and the content, which return None for what is not theirs.
+        allow_pickle: Whether pickles are loaded (pkl, pickle, pyd, pth, and arrays of objects),
+            which runs whatever code they hold. False: they raise. None: a note of their size stands
+            in their place.
 
     Raises:
         ConfigurationError: None of these, or a package for images is missing.
     """
 
     decode: Decode = True
+    allow_pickle: AllowPickle = False
 
     def __post_init__(self) -> None:
-        for handler in _handlers(self.decode):
-            if isinstance(handler, str):
-                _check_image_decoder(handler)
-            elif not callable(handler):
-                raise ConfigurationError(
-                    "decode must be True, False, the name of an image decoder, a function, or a "
-                    f"sequence of names and functions, got {handler!r}"
-                )
+        check_allow_pickle(self.allow_pickle)
+        for handler in handlers(self.decode):
+            check_handler(handler)
+
+    def without_pickles(self) -> Options:
+        """The same, but for pickles, which are only named."""
+        return replace(self, allow_pickle=None)
 
     @property
     def identity(self) -> None:
@@ -94,7 +93,9 @@ class TarReader:
         self._file = file
         self._url = file.url
         self._shard = f"dataset {dataset!r}, file {self._url!r}"
-        self._decode = None if options.decode is False else _make_decode(options.decode)
+        self._decode = (
+            None if options.decode is False else make_decode(options.decode, options.allow_pickle)
+        )
         self._ranges = open_ranges(file)
         try:
             self._offsets = index.load(file, INDEXER, num_samples)
@@ -136,15 +137,20 @@ class TarReader:
         return sample
 
     def _fail(self, number: int, key: str, extension: str, error: Exception) -> NoReturn:
+        where = f"{self._shard}, record {number} (key {key!r}): {extension!r}"
+        if isinstance(error, PickleRefused):
+            raise ConfigurationError(
+                f"{where} is a pickle, or holds one; {REMEDY}, decode= a function for it, or "
+                "decode=False for bytes"
+            ) from error
+        if isinstance(error, ConfigurationError):
+            raise ConfigurationError(f"{where} is not decoded: {error}") from None
         if isinstance(error, ModuleNotFoundError):
             raise ConfigurationError(
                 f"decoding {extension!r} in {self._shard} needs a package: {error}; install it, or "
                 "give decode= a function for this extension, or False"
             ) from error
-        raise RecordError(
-            f"{self._shard}, record {number} (key {key!r}): {extension!r} cannot be decoded: "
-            f"{type(error).__name__}: {error}"
-        ) from error
+        raise RecordError(f"{where} cannot be decoded: {type(error).__name__}: {error}") from error
 
     def _refuse_index(self, number: int, error: TarError) -> NoReturn:
         paths = " or ".join(map(repr, index.sidecar_paths(self._file)))
@@ -152,46 +158,3 @@ class TarReader:
             f"{self._shard}: the index does not fit the file, record {number}, {error}; delete "
             f"{paths} and make the dataset anew"
         ) from None
-
-
-def _handlers(decode: Any) -> Sequence[Any]:
-    """What comes before the basic decoders; holds what `decode` must not be, too."""
-    if isinstance(decode, bool):
-        return ()
-    is_several = isinstance(decode, Sequence) and not isinstance(decode, str | bytes)
-    return decode if is_several else (decode,)
-
-
-def _check_image_decoder(name: str) -> None:
-    import webdataset
-
-    try:
-        webdataset.imagehandler(name)
-    except ValueError:
-        raise ConfigurationError(
-            f"webdataset has no image decoder {name!r}: decode= takes 'pil', 'rgb8', 'torchrgb' "
-            "and the others of webdataset.imagehandler"
-        ) from None
-    require("PIL", "images", f"decode={name!r}")
-
-
-def _make_decode(decode: Decode) -> Callable[[str, bytes], Any]:
-    """What decodes one content by its extension."""
-    import webdataset
-
-    decoder = webdataset.Decoder(
-        [
-            webdataset.imagehandler(handler) if isinstance(handler, str) else handler
-            for handler in _handlers(decode)
-        ]
-    )
-
-    def decode_one(extension: str, content: bytes) -> Any:
-        if not extension.startswith("__"):
-            return decoder.decode1(extension, content)
-        try:  # what webdataset takes for notes about a sample
-            return content.decode()
-        except UnicodeDecodeError:
-            return content
-
-    return decode_one
