@@ -147,7 +147,10 @@ def flip(at: int) -> Callable[[bytes], bytes]:
         (flip(8), "its layout has version 3, 2 expected"),
         (lambda raw: raw[:12] + b"\xff" * 4 + raw[16:], "its header claims 4,294,967,295 bytes"),
         (lambda raw: raw.replace(b'"stamp"', b'"stomp"'), "its header cannot be parsed"),
-        (lambda raw: raw.replace(b'"num_samples": 3', b'"num_samples":-1'), "claims -1 records"),
+        (
+            lambda raw: raw.replace(b'"num_samples": 3', b'"num_samples":-1'),
+            "its num_samples is -1: expected",
+        ),
         (lambda raw: raw.replace(b'"num_samples": 3', b'"num_samples": 2'), "bytes, .* expected"),
         (lambda raw: raw.replace(b'"jsonl"', b'"jsonx"'), "from format 'jsonx', now format is 'js"),
         (lambda raw: raw.replace(b"a.jsonl", b"b.jsonl"), "from file 'b.jsonl', now file is 'a.js"),

@@ -18,7 +18,8 @@ from typing import Any, Self, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from zephon_torch.errors import ConfigurationError, ZephonError
+from zephon_torch import checks
+from zephon_torch.errors import ConfigurationError, DatasetError, ZephonError
 from zephon_torch.io import manifest
 from zephon_torch.io.content import Content, FileContent, ObjectContent, Through, directly
 from zephon_torch.io.discovery import Found, count_samples, find_shards, path_text
@@ -61,6 +62,12 @@ class Dataset:
             raise ConfigurationError(
                 f"a dataset's name must be a str, not empty, got {self.name!r}"
             )
+
+        checks.total(
+            f"dataset {self.name!r}: numbers of samples",
+            self.shards.num_samples,
+            error=DatasetError,
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self  # immutable, and what it describes may be large

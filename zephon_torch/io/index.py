@@ -76,11 +76,13 @@ class Indexer:
         build: Makes int64[num_samples + 1] offsets (as in ``sidecar.py``) from a file, or an
             `Index` of one that is compressed, and calls its second argument with the number of
             bytes of each part of the file it is done with.
+        has_blocks: Whether a file of this name is compressed, so that its index has blocks.
     """
 
     format: str
     version: int
     build: Callable[[StoredFile, Advance], Offsets | Index]
+    has_blocks: Callable[[str], bool] = lambda name: False
 
     def origin(self, file: StoredFile) -> Origin:
         """Return what a sidecar of this file must say."""
@@ -188,13 +190,14 @@ def _unwatched(num_bytes: int) -> None:
 
 
 def _first_sound(
-    file: StoredFile, indexer: Indexer, read: Callable[[str, Origin], _T]
+    file: StoredFile, indexer: Indexer, read: Callable[[str, Origin, bool], _T]
 ) -> _T | None:
     """Return what `read` makes of the first sidecar it accepts; warn if it only refused some."""
     origin, refused = indexer.origin(file), []
+    has_blocks = indexer.has_blocks(file.name)
     for path in sidecar_paths(file):
         try:
-            return read(path, origin)
+            return read(path, origin, has_blocks)
         except SidecarError as error:
             refused.append(f"{path!r}: {error}")
         except OSError:  # not there, or not readable: as good as not there

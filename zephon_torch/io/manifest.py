@@ -37,6 +37,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from zephon_torch import checks
 from zephon_torch.errors import ConfigurationError, DatasetError
 from zephon_torch.io.content import FileContent
 from zephon_torch.io.files import FileInfo, Storage
@@ -196,8 +197,9 @@ def _parse(raw: bytes, given: Mapping[str, Any]) -> Manifest:
         raise _Unsound(f"it claims {num_shards:,} shards, which it has no room for")
     columns = np.frombuffer(content[length:stop], "<i8").astype(np.int64)
     num_samples, num_bytes, stamps, *others = columns.reshape(num_columns, num_shards).copy()
-    if len(columns) and min(num_samples.min(), num_bytes.min()) < 0:
-        raise _Unsound("it holds a number of samples or bytes that is less than 0")
+    checks.total("its numbers of samples", num_samples, error=_Unsound)
+    for sizes in (num_bytes, *others[:1]):
+        checks.total("its sizes in bytes", sizes, maximum=checks.MAX_BYTES, error=_Unsound)
     paths = _parse_paths(bytes(content[stop:]), num_shards)
     shards = ShardTable(num_samples, num_bytes, paths)
     return Manifest(
@@ -228,12 +230,12 @@ def _parse_header(text: bytes) -> tuple[str, dict[str, Any], int, str]:
         header = json.loads(text)
         format, options, num_shards = header["format"], header["options"], header["num_shards"]
         beside = header["beside"]
-        is_sound = isinstance(format, str) and isinstance(options, dict) and num_shards >= 0
-        if is_sound and type(num_shards) is int and isinstance(beside, str):
-            return format, options, num_shards, beside
     except (ValueError, KeyError, TypeError, RecursionError):
-        pass
-    raise _Unsound("its header cannot be parsed")
+        raise _Unsound("its header cannot be parsed") from None
+    if not (isinstance(format, str) and isinstance(options, dict) and isinstance(beside, str)):
+        raise _Unsound("its header cannot be parsed")
+    checks.integer("its num_shards", num_shards, minimum=0, error=_Unsound)
+    return format, options, num_shards, beside
 
 
 def _parse_paths(content: bytes, num_shards: int) -> Paths:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from zephon_torch import checks
 from zephon_torch.errors import ConfigurationError
 
 
@@ -21,9 +22,13 @@ def length_of(name: str, samples: Any) -> int:
     iterable = getattr(torch_data, "IterableDataset", ())
     if hasattr(samples, "__getitem__") and not isinstance(samples, iterable):
         try:
-            return len(samples)
-        except (TypeError, NotImplementedError) as error:
+            length = len(samples)
+        except (TypeError, NotImplementedError, ValueError, OverflowError) as error:
             reason = f"its length is not known ({error})"
+        else:
+            return checks.integer(
+                f"length of dataset {name!r}", length, minimum=0, maximum=checks.MAX_SAMPLES
+            )
     else:
         reason = "it can only be iterated"
     raise ConfigurationError(
@@ -45,10 +50,12 @@ def check_sizes(name: str, shard_sizes: Any, length: int) -> npt.NDArray[np.int6
             f"shard_sizes of dataset {name!r} must be one integer a shard, got {sizes.dtype} of "
             f"shape {sizes.shape}"
         )
+    if sizes.size and sizes.max() > checks.MAX_SAMPLES:  # unsigned ones would turn negative
+        raise ConfigurationError(
+            f"shard_sizes of dataset {name!r} has {sizes.max()}, {checks.MAX_SAMPLES} at most"
+        )
     sizes = sizes.astype(np.int64)
-    if (sizes < 0).any():
-        raise ConfigurationError(f"shard_sizes of dataset {name!r} has {sizes.min()}, less than 0")
-    if (total := int(sizes.sum())) != length:
+    if (total := checks.total(f"shard_sizes of dataset {name!r}", sizes)) != length:
         raise ConfigurationError(
             f"shard_sizes of dataset {name!r} sum to {total:,}, but there are {length:,} samples"
         )

@@ -36,11 +36,14 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import numpy.typing as npt
 
+from zephon_torch import checks
+
 MAGIC = b"ZEPHIDX\n"
 VERSION = 2
 _PREFIX = struct.Struct("<8sII")
 _ALIGNMENT = 64
 _MAX_HEADER_BYTES = 1 << 16
+_MOST = (checks.MAX_SAMPLES, checks.MAX_SAMPLES, (1 << 32) - 1)  # samples, blocks, crc32
 
 
 Offsets = npt.NDArray[np.int64]
@@ -109,8 +112,13 @@ def encode_header(origin: Origin, index: Index) -> bytes:
     return _PREFIX.pack(MAGIC, VERSION, len(text)) + text
 
 
-def read_header(path: str, expected: Origin) -> Header:
+def read_header(path: str, expected: Origin, has_blocks: bool | None = None) -> Header:
     """Read and check everything but the tables themselves.
+
+    Args:
+        path: Of the sidecar.
+        expected: What it must have been made from.
+        has_blocks: Whether it must have a table of blocks; None: it may.
 
     Raises:
         SidecarError: It is damaged, foreign, or was made from something else than `expected`.
@@ -124,13 +132,18 @@ def read_header(path: str, expected: Origin) -> Header:
             start += file.read(_PREFIX.size + length - len(start))
     header = _parse_header(start[_PREFIX.size : _PREFIX.size + length], _PREFIX.size + length)
     _compare(header.origin, expected)
+    if has_blocks is not None and has_blocks != (header.num_blocks is not None):
+        raise SidecarError(
+            f"it has {'no' if has_blocks else 'a'} table of blocks, and {expected.file!r} is "
+            f"{'compressed' if has_blocks else 'not compressed'}"
+        )
     wanted = header.num_bytes + sum(8 * math.prod(shape) for shape in header.shapes)
     if size != wanted:
         raise SidecarError(f"it has {size:,} bytes, {wanted:,} expected")
     return header
 
 
-def read_index(path: str, expected: Origin) -> Index:
+def read_index(path: str, expected: Origin, has_blocks: bool | None = None) -> Index:
     """Map the tables, checked in full.
 
     Returns:
@@ -140,7 +153,7 @@ def read_index(path: str, expected: Origin) -> Index:
         SidecarError: As for `read_header`, or the tables are damaged.
         OSError: It is not there or cannot be read.
     """
-    header = read_header(path, expected)
+    header = read_header(path, expected, has_blocks)
     mapped = np.memmap(path, dtype="<i8", mode="r", offset=header.num_bytes)
     content = mapped.view(np.ndarray)  # indexing the subclass costs microseconds
     cut = header.num_samples + 1
@@ -192,20 +205,23 @@ def _parse_header(text: bytes, num_bytes: int) -> Header:
     try:
         content = json.loads(text)
         origin = Origin(*(content[name] for name in Origin.__slots__))
-        num_samples, crc32 = int(content["num_samples"]), int(content["crc32"])
-        num_blocks = None if content["num_blocks"] is None else int(content["num_blocks"])
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        found = {name: content[name] for name in ("num_samples", "num_blocks", "crc32")}
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise SidecarError("its header cannot be parsed") from error
-    if num_samples < 0:
-        raise SidecarError(f"its header claims {num_samples} records")
-    if num_blocks is not None and num_blocks < 0:
-        raise SidecarError(f"its header claims {num_blocks} blocks")
-    return Header(origin, num_samples, num_blocks, crc32, num_bytes)
+    counts = {
+        name: checks.integer(f"its {name}", value, minimum=0, maximum=most, error=SidecarError)
+        for (name, value), most in zip(found.items(), _MOST, strict=True)
+        if value is not None or name != "num_blocks"
+    }
+    return Header(
+        origin, counts["num_samples"], counts.get("num_blocks"), counts["crc32"], num_bytes
+    )
 
 
 def _compare(found: Origin, expected: Origin) -> None:
-    if found == expected:
-        return
     for name, wanted in asdict(expected).items():
-        if (value := getattr(found, name)) != wanted:
-            raise SidecarError(f"it was made from {name} {value!r}, now {name} is {wanted!r}")
+        value = getattr(found, name)
+        if value != wanted or type(value) is not type(wanted):
+            raise SidecarError(
+                f"it was made from {name} {checks.shown(value)}, now {name} is {wanted!r}"
+            )

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zephon_torch.arithmetic.apportion import MAX_POSITION
-from zephon_torch.arithmetic.permutation import MAX_N, Int64Array
+from zephon_torch.arithmetic.permutation import Int64Array
 from zephon_torch.errors import ConfigurationError, MixtureError
 from zephon_torch.forks import Lock
 from zephon_torch.io.dataset import Dataset
@@ -33,8 +33,6 @@ from zephon_torch.work.mixture import TOTAL_LIMIT, MixtureSpec, integer_weights
 from zephon_torch.work.options import PlanOptions
 from zephon_torch.work.order import SampleOrder
 from zephon_torch.work.stopping import Segments
-
-_LARGEST_DATASET = MAX_N >> 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,11 +303,6 @@ def _canonical(datasets: Sequence[Dataset], mixture: MixtureSpec) -> tuple[Datas
             raise ConfigurationError(
                 f"expected zephon_torch.io.Dataset objects, got {type(dataset).__name__}: make one "
                 "with Dataset.from_path, from_samples or from_torch"
-            )
-        if len(dataset) >= _LARGEST_DATASET:
-            raise ConfigurationError(
-                f"dataset {dataset.name!r} has {len(dataset)} samples, "
-                f"the limit is {_LARGEST_DATASET - 1}"
             )
     ordered = sorted(datasets, key=lambda dataset: dataset.name)
     for a, b in itertools.pairwise(ordered):

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from zephon_torch import checks
 from zephon_torch.errors import PlanMismatch, StateError
 from zephon_torch.work.identity import PARTS, PlanIdentity, difference
 
@@ -25,6 +26,7 @@ STATE_VERSION = 1
 NUM_WORDS = 16
 MAX_EPOCH = (1 << 62) - 1
 MAX_LANES = 1 << 30
+_MAX_COUNT = (1 << 62) - 1
 _TOLD = {
     "seed": "its seed",
     "options": "its options (shuffling, stop rules, max_samples, chunk_size and so on)",
@@ -104,7 +106,7 @@ class Progress:
         if missing:
             raise StateError(
                 f"the state has no {missing[0]!r}: it was written by something else (it has "
-                f"{sorted(map(str, state))[:8]})"
+                f"{sorted(map(checks.shown, list(state)[:8]))})"
             )
         _check_version(_count("version", state["version"]))
         numbers = {key: _count(key, state[key]) for key in ("epoch", counted, "lanes")}
@@ -140,7 +142,9 @@ class Progress:
             StateError: another length or version, or a checksum that does not hold (as after a
                 cast of all tensors to bfloat16).
         """
-        is_whole = len(words) == NUM_WORDS and all(-(1 << 63) <= w < 1 << 63 for w in words)
+        is_whole = len(words) == NUM_WORDS and all(
+            type(word) is int and -(1 << 63) <= word < 1 << 63 for word in words
+        )
         if not is_whole or _checksum(words[:-1]) != words[-1]:
             raise StateError(
                 f"the data progress in the state is not {NUM_WORDS} integers whose checksum holds: "
@@ -191,34 +195,31 @@ class Progress:
 
 
 def _checked(numbers: dict[str, int], counted: str) -> tuple[int, int, int]:
-    for key, minimum in (("epoch", 0), (counted, 0), ("lanes", 1)):
-        if not minimum <= numbers[key] < 1 << 62:
-            raise StateError(
-                f"{key!r} in the state is {numbers[key]}, expected {minimum} or more, below 2**62"
-            )
-    if numbers["lanes"] > MAX_LANES:
-        raise StateError(
-            f"'lanes' in the state is {numbers['lanes']}, expected {MAX_LANES} at most"
-        )
-    return numbers["epoch"], numbers[counted], numbers["lanes"]
+    return (
+        _count("epoch", numbers["epoch"], 0, MAX_EPOCH),
+        _count(counted, numbers[counted], 0, _MAX_COUNT),
+        _count("lanes", numbers["lanes"], 1, MAX_LANES),
+    )
 
 
-def _count(key: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise StateError(f"{key!r} in the state is {value!r}, expected an integer")
-    return value
+def _count(key: str, value: object, minimum: int | None = None, maximum: int | None = None) -> int:
+    name = f"{key!r} in the state"
+    return checks.integer(name, value, minimum=minimum, maximum=maximum, error=StateError)
 
 
 def _check_version(version: int) -> None:
     if version != STATE_VERSION:
         raise StateError(
-            f"the state has version {version}, this zephon_torch reads version {STATE_VERSION}"
+            f"the state has version {checks.shown(version)}, this zephon_torch reads version "
+            f"{STATE_VERSION}"
         )
 
 
 def _hexadecimal(fingerprint: str) -> str:
     if len(fingerprint) != 64 or set(fingerprint) - set("0123456789abcdef"):
-        raise StateError(f"the fingerprint in the state is {fingerprint!r}, expected 64 hex digits")
+        raise StateError(
+            f"the fingerprint in the state is {checks.shown(fingerprint)}, expected 64 hex digits"
+        )
     return fingerprint
 
 

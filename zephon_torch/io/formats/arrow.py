@@ -46,6 +46,7 @@ from zephon_torch.io.formats.table import (
     TableReader,
     choose_columns,
     count_alike,
+    edges_of,
     refusing,
 )
 from zephon_torch.io.ranges import MappedFile, View, open_ranges, view
@@ -216,7 +217,7 @@ class _Batches:
         self._batches = [message for message in messages if message.kind == BATCH]
         self._dictionaries = [message for message in messages if message.kind == DICTIONARY]
         num_rows = [message.num_rows for message in self._batches]
-        self.edges: Int64Array = np.concatenate(([0], np.cumsum(num_rows, dtype=np.int64)))
+        self.edges = edges_of(num_rows, self._name)
         with refusing(f"the schema of {self._name}", DatasetError):
             content = self._view(self._first.start, self._first.stop)
             self._schema = ipc.read_schema(pa.py_buffer(content))

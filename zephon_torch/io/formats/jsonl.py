@@ -45,7 +45,7 @@ def _build_index(file: StoredFile, advance: index.Advance) -> index.Index:
     return find_decoded_lines(file, codec, advance)
 
 
-INDEXER = index.Indexer("jsonl", 1, _build_index)
+INDEXER = index.Indexer("jsonl", 1, _build_index, lambda name: codec_of(name) is not None)
 
 # The line number of a bad record takes reading the file up to it; over a network only this much.
 _MAX_REMOTE_BYTES_FOR_LINE = 64 << 20

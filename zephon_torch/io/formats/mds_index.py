@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
+from zephon_torch import checks
 from zephon_torch.errors import DatasetError
 from zephon_torch.io.files import StoredFile
 
@@ -115,7 +116,9 @@ class _Parser:
         if not isinstance(found, dict) or not isinstance(found.get("shards"), list):
             self._refuse_stranger(found)
         if found.get("version") != 2:
-            self._refuse(f"has version {found.get('version')!r} of the MDS layout, 2 expected")
+            self._refuse(
+                f"has version {checks.shown(found.get('version'))} of the MDS layout, 2 expected"
+            )
         if not found["shards"]:
             self._refuse("lists no shards")
         shards = [self._shard(number, shard) for number, shard in enumerate(found["shards"])]
@@ -132,11 +135,11 @@ class _Parser:
             self._refuse(f"{where} is {type(shard).__name__}, not an object")
         if (format := shard.get("format")) != "mds":
             self._refuse(
-                f"{where} is of Streaming's format {format!r}, only 'mds' is read: write the data "
-                "as MDS, or read the files themselves in a format of this package"
+                f"{where} is of Streaming's format {checks.shown(format)}, only 'mds' is read: "
+                "write the data as MDS, or read the files themselves in a format of this package"
             )
         if shard.get("version") != 2:
-            self._refuse(f"{where} has version {shard.get('version')!r}, 2 expected")
+            self._refuse(f"{where} has version {checks.shown(shard.get('version'))}, 2 expected")
         num_samples = self._number(shard, "samples", where)
         columns = self._columns_of(shard, where)
         path, num_bytes = self._file(shard, "raw_data", where)
@@ -155,12 +158,14 @@ class _Parser:
             for kind in ("names", "encodings", "sizes")
         )
         if not len(names) == len(encodings) == len(sizes) or len(set(map(str, names))) < len(names):
-            self._refuse(f"{where} has columns {names}, encodings {encodings}, sizes {sizes}")
+            told = tuple(map(checks.shown, (names, encodings, sizes)))
+            self._refuse("{} has columns {}, encodings {}, sizes {}".format(where, *told))
         columns = []
         for name, encoding, size in zip(names, encodings, sizes, strict=True):
             is_size = size is None or (type(size) is int and 0 <= size <= _MAX_SHARD_BYTES)
             if not isinstance(name, str) or not isinstance(encoding, str) or not is_size:
-                self._refuse(f"{where} has a column {name!r}, {encoding!r}, of size {size!r}")
+                column = checks.shown((name, encoding, size))
+                self._refuse(f"{where} has a column of name, encoding and size {column}")
             columns.append(Column(name, encoding, size or None))
         return self._columns.setdefault(tuple(columns), tuple(columns))
 
@@ -170,21 +175,18 @@ class _Parser:
         is_below = path and posixpath.normpath(path) == path and path.split("/")[0] != ".."
         if not is_below or path.startswith("/"):
             self._refuse(f"{where} is in {path!r}, which is no plain path below the folder")
-        num_bytes = self._number(file, "bytes", f"{where}, {key}")
-        if num_bytes > _MAX_SHARD_BYTES:
-            self._refuse(f"{where}, {key} claims {num_bytes:,} bytes, more than a shard can have")
-        return path, num_bytes
+        return path, self._number(file, "bytes", f"{where}, {key}")
 
     def _number(self, found: Mapping[str, Any], key: str, where: str) -> int:
-        number = self._field(found, key, int, where)
-        if number < 0 or isinstance(number, bool):
-            self._refuse(f"{where} has {key} {number!r}")
-        return number
+        name = f"{self._url!r}, {where}: {key}"
+        return checks.integer(
+            name, found.get(key), minimum=0, maximum=_MAX_SHARD_BYTES, error=DatasetError
+        )
 
     def _field(self, found: Mapping[str, Any], key: str, kind: type[_T], where: str) -> _T:
         value = found.get(key)
         if not isinstance(value, kind):
-            self._refuse(f"{where} has {key} {value!r}, {kind.__name__} expected")
+            self._refuse(f"{where} has {key} {checks.shown(value)}, {kind.__name__} expected")
         return value
 
     def _refuse_stranger(self, found: Any) -> NoReturn:

@@ -30,6 +30,7 @@ from zephon_torch.io.formats.table import (
     TableReader,
     choose_columns,
     count_alike,
+    edges_of,
     refusing,
 )
 from zephon_torch.io.ranges import open_ranges
@@ -151,7 +152,8 @@ class _Slices:
         groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
         self._num_rows = [int(group.num_rows) for group in groups]
         num_rows = sum(self._num_rows)
-        if num_rows != metadata.num_rows or min(self._num_rows, default=0) < 0:
+        before = edges_of(self._num_rows, self._name)
+        if num_rows != metadata.num_rows:
             raise DatasetError(
                 f"{self._name} is corrupt: {metadata.num_rows:,} rows in its footer, {num_rows:,} "
                 "in its row groups; restore it or move it out of the dataset"
@@ -163,7 +165,6 @@ class _Slices:
         ]
         self._start_of = np.concatenate([np.empty(0, np.int64), *starts])
         self._group_of = np.repeat(np.arange(len(groups)), [len(part) for part in starts])
-        before = np.cumsum([0, *self._num_rows], dtype=np.int64)
         self.edges: Int64Array = np.append(before[self._group_of] + self._start_of, before[-1])
 
     def _begin(self, number: int) -> _Forward:

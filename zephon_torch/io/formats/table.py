@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from zephon_torch import checks
 from zephon_torch.errors import ConfigurationError, DatasetError, RecordError, ZephonError
 from zephon_torch.io.files import StoredFile
 from zephon_torch.io.formats.kept import keep, kept, numbers
@@ -111,6 +112,27 @@ def count_alike(
         counts.append(num_rows)
         advance(file.num_bytes)
     return counts
+
+
+def edges_of(num_rows: Sequence[int], name: str) -> Int64Array:
+    """int64[num_groups + 1]: number of the first row of each group, then of all rows.
+
+    Args:
+        num_rows: of each group.
+        name: of the file, for messages.
+
+    Raises:
+        DatasetError: a number of rows that cannot be.
+    """
+    for number in (min(num_rows, default=0), sum(num_rows)):
+        checks.integer(
+            f"{name} is corrupt: a number of rows",
+            number,
+            minimum=0,
+            maximum=checks.MAX_SAMPLES,
+            error=DatasetError,
+        )
+    return np.cumsum([0, *num_rows], dtype=np.int64)
 
 
 _REMEDY = "choose common ones with columns=, or make one dataset of each kind"

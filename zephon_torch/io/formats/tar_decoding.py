@@ -126,10 +126,10 @@ def _basic(decoders: dict[str, Callable[[bytes], Any]], key: str, content: bytes
 
 
 def _unpack(key: str, content: bytes) -> Any:
-    from webdataset.autodecode import Continue
-
     if not key.endswith(".gz"):
         return None
+    from webdataset.autodecode import Continue
+
     with gzip.GzipFile(fileobj=io.BytesIO(content)) as stream:
         unpacked = stream.read(MAX_UNPACKED_BYTES + 1)
     _check_unpacked(len(unpacked))

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.lib.format as npy
 import numpy.typing as npt
 
+from zephon_torch import checks
 from zephon_torch.errors import ConfigurationError, DatasetError
 from zephon_torch.io.files import StoredFile
 from zephon_torch.io.formats.reader import Reader
@@ -186,6 +187,8 @@ def _check_array(
             f"has shape {shape}: one axis is read, or two with 1 to {_MAX_ROW_LENGTH:,} values "
             "in a row",
         )
+    for length in shape:
+        checks.integer(f"{file.url!r}: an axis of its shape", length, error=DatasetError)
     if is_fortran and len(shape) == 2:
         _refuse(
             file,
