@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any, get_args
 
 from zephon_torch import checks
 from zephon_torch.errors import ConfigurationError
 from zephon_torch.nodes.tolerate import OnError
+from zephon_torch.work.source import StaticMixtureWorkSource
 
+OF_A_SOURCE = {
+    name: "a work source has it, DataLoader(StaticMixtureWorkSource(datasets, mixture, {}), ...)"
+    for name in inspect.signature(StaticMixtureWorkSource).parameters
+    if name not in ("datasets", "mixture")
+}
 _MOST = 1024  # workers or threads: more is a slip, and would take the machine down
 
 

@@ -16,6 +16,7 @@ import torch.utils.data
 
 from zephon_torch.adopt import as_source
 from zephon_torch.arguments import (
+    OF_A_SOURCE,
     check_engine,
     check_functions,
     check_on_error,
@@ -26,6 +27,7 @@ from zephon_torch.caching import make_copies
 from zephon_torch.cursor import Cursor
 from zephon_torch.engine import make_engine
 from zephon_torch.iteration import InHand, Iteration, LoaderStats
+from zephon_torch.keywords import explains_keywords
 from zephon_torch.nodes.pipeline import make_pipeline
 from zephon_torch.nodes.pointed import PointedSamples
 from zephon_torch.nodes.tolerate import OnError
@@ -108,6 +110,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     end_of_dataloader = False
     remainder = -1
 
+    @explains_keywords("DataLoader", OF_A_SOURCE)
     def __init__(
         self,
         dataset: Any,

@@ -10,11 +10,23 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from zephon_torch.errors import DatasetError, WorkerError
+from zephon_torch.errors import ConfigurationError, DatasetError, WorkerError
 from zephon_torch.io.dataset import Samples
 from zephon_torch.work.plan import Pointers
 
 _PROVENANCE = "provenance"
+
+
+class NoSample(Exception):
+    """A None among samples that torch's default_collate is to join; the pipeline names its record.
+
+    Attributes:
+        place: of the None in its batch.
+    """
+
+    def __init__(self, place: int) -> None:
+        super().__init__(place)
+        self.place = place
 
 
 class Pointed(Protocol):
@@ -50,11 +62,22 @@ class Collate:
         Raises:
             DatasetError: samples with different keys, or rows of whole and of other numbers, and
                 no collate_fn.
+            ConfigurationError: provenance, and samples that are no dicts.
+            NoSample: one of the samples is None, and no collate_fn.
             WorkerError: the collate_fn raised StopIteration, or made something that provenance
                 cannot be added to.
         """
         batch = self._collated(samples, source)
-        return _with_provenance(batch, source.pointers) if self.provenance else batch
+        if not self.provenance:
+            return batch
+        if self.function is None and not isinstance(batch, MutableMapping):
+            raise ConfigurationError(
+                f"provenance=True adds a key to each batch, but the batch is a "
+                f"{type(batch).__name__}, for samples of dataset "
+                f"{self.names[source.pointers.dataset[0]]!r} are {type(samples[0]).__name__}: make "
+                "dicts of them in transform=, or leave provenance= out and use loader.pointers"
+            )
+        return _with_provenance(batch, source.pointers)
 
     def _collated(self, samples: Samples, source: Pointed) -> Any:
         try:
@@ -72,9 +95,12 @@ class Collate:
             ) from error
 
     def _joined(self, samples: list[Any], source: Pointed) -> Any:
+        if isinstance(samples[0], str | bytes):  # torch takes a list of these as it is
+            _refuse_none(samples)
         try:
             return default_collate(samples)
         except Exception as error:
+            _refuse_none(samples)
             numbers = source.pointers.dataset.tolist()
             names = sorted({repr(self.names[number]) for number in numbers})
             error.add_note(
@@ -90,6 +116,7 @@ class Collate:
         for i, sample in enumerate(samples):
             if isinstance(sample, Mapping) and sample.keys() == first.keys():
                 continue
+            _refuse_none(samples)
             pointers = source.pointers
             has = sorted(map(str, sample)) if isinstance(sample, Mapping) else type(sample).__name__
             raise DatasetError(
@@ -113,6 +140,12 @@ class Collate:
                     f"{self.names[pointers.dataset[i]]!r} {row.dtype}. Give a transform that makes "
                     "them alike, or a collate_fn"
                 )
+
+
+def _refuse_none(samples: Sequence[Any]) -> None:
+    place = next((i for i, sample in enumerate(samples) if sample is None), None)
+    if place is not None:
+        raise NoSample(place) from None
 
 
 def _with_provenance(batch: Any, pointers: Pointers) -> Any:

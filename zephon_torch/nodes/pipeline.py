@@ -6,7 +6,7 @@ different places, the bytes are the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -15,11 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from zephon_torch.errors import ConfigurationError, WorkerError
 from zephon_torch.io.copies import ShardCopies
 from zephon_torch.io.dataset import Samples, samples_of
 from zephon_torch.io.formats.mapped_rows import PlacedRows
-from zephon_torch.nodes.batch import Collate
-from zephon_torch.nodes.fetch import Fetcher
+from zephon_torch.nodes.batch import Collate, NoSample, Pointed
+from zephon_torch.nodes.fetch import ROWS, Fetcher
 from zephon_torch.nodes.made import Made, Mended
 from zephon_torch.nodes.tolerate import OnError, Tolerance
 from zephon_torch.nodes.transform import Functions, Transform
@@ -129,15 +130,28 @@ class Pipeline:
             return self._finish_tolerantly(self.tolerance, item, samples)
         if self.transform is not None:
             samples = self.transform(samples, item.pointers, item.epoch, self.fetcher.name)
-        return Made(self.collate(samples, item))
+        return Made(self._collate(samples, item))
 
     def _finish_tolerantly(self, tolerance: Tolerance, item: WorkItem, samples: Samples) -> Made:
         kept = tolerance.finish(item, samples)
         if kept.is_whole:
-            return Made(self.collate(kept.samples, item))
+            return Made(self._collate(kept.samples, item))
         valid = None if all(kept.valid) else np.array(kept.valid)
-        data = self.collate(kept.samples, kept)
+        data = self._collate(kept.samples, kept)
         return Made(data, Mended(kept.pointers, valid, tuple(kept.bad)))
+
+    def _collate(self, samples: Samples, source: Pointed) -> Any:
+        try:
+            return self.collate(samples, source)
+        except NoSample as error:
+            where = (int(column[error.place]) for column in source.pointers.arrays()[:3])
+            author = "the dataset" if self.transform is None else "transform, or the dataset,"
+            raise WorkerError(
+                f"{author} gave None for {self.fetcher.name(*where)}. Samples are not left out so: "
+                "the plan has counted each of them. Raise an exception for it and give "
+                'on_error="skip", which counts what it leaves out; or leave such records out of '
+                "the data; or give a collate_fn that takes None"
+            ) from None
 
 
 def _owns_memory(rows: npt.NDArray[Any]) -> bool:
@@ -157,7 +171,21 @@ def make_pipeline(
     copies: ShardCopies | None = None,
 ) -> Pipeline:
     """The pipeline over a source's datasets that a loader's arguments ask for."""
+    if provenance and collate_fn is None:
+        _check_provenance(source, transform)
     fetcher = Fetcher(source.datasets, copies)
     user = None if transform is None else Transform(transform, takes_rng, source.seed, source.names)
     tolerance = None if on_error == "raise" else Tolerance(fetcher, user, on_error, source.seed)
     return Pipeline(fetcher, user, Collate(collate_fn, source.names, provenance), tolerance)
+
+
+def _check_provenance(source: WorkSource, transform: Functions | None) -> None:
+    """Refuse rows, which have no key for it, before the first batch."""
+    for dataset in source.datasets:
+        of_this = transform.get(dataset.name) if isinstance(transform, Mapping) else transform
+        if dataset.format in ROWS and of_this is None:
+            raise ConfigurationError(
+                f"provenance=True adds a key to each batch, but samples of dataset "
+                f"{dataset.name!r} are rows, of format {dataset.format!r}: make dicts of them in "
+                "transform=, or leave provenance= out and use loader.pointers"
+            )

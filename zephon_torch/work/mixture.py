@@ -6,13 +6,15 @@ weights are exact rationals, and then integers. No float decides an order.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from decimal import Decimal
 from fractions import Fraction
 from numbers import Integral, Rational, Real
 
-from zephon_torch.errors import MixtureError
+from zephon_torch.errors import ConfigurationError, MixtureError
+from zephon_torch.io.dataset import Dataset
 
 _LARGEST_EXPONENT = 400  # of a Decimal; a float's is 308
 TOTAL_LIMIT = 1 << 46
@@ -92,6 +94,49 @@ def _as_fraction(weight: object) -> Fraction | None:
         return None
     # str, not repr: numpy's repr carries the type, its str is the shortest text at that precision
     return Fraction(str(weight))
+
+
+def canonical(datasets: Sequence[Dataset], mixture: MixtureSpec) -> tuple[Dataset, ...]:
+    """Put datasets in order by name, after checking that they and the mixture match.
+
+    Raises:
+        ConfigurationError: no datasets; :class:`~zephon_torch.MixtureError`: two of one name, or
+            others than the mixture weighs.
+    """
+    if isinstance(datasets, str) or not isinstance(datasets, Sequence) or not len(datasets):
+        raise ConfigurationError(f"expected a non-empty list of datasets, got {datasets!r}")
+    for dataset in datasets:
+        if not isinstance(dataset, Dataset):
+            raise ConfigurationError(
+                f"expected zephon_torch.io.Dataset objects, got {type(dataset).__name__}: make one "
+                "with Dataset.from_path, from_samples or from_torch"
+            )
+    ordered = sorted(datasets, key=lambda dataset: dataset.name)
+    for a, b in itertools.pairwise(ordered):
+        if a.name == b.name:
+            raise MixtureError(f"two datasets are named {a.name!r}: give each a name of its own")
+    _check_weights({dataset.name for dataset in ordered}, mixture)
+    return tuple(ordered)
+
+
+def _check_weights(names: Set[str], mixture: MixtureSpec) -> None:
+    """Refuse datasets without a weight and weights without a dataset, all of them at once."""
+    missing, unknown = sorted(names - mixture.keys()), sorted(mixture.keys() - names)
+    faults = []
+    if missing:
+        faults.append(
+            f"{_named('dataset', missing)} no weight in {mixture!r}: add one (0 leaves out)"
+        )
+    if unknown:
+        faults.append(f"{_named('weight', unknown)} no dataset: the datasets are {sorted(names)}")
+    if faults:
+        raise MixtureError("; ".join(faults))
+
+
+def _named(kind: str, names: Sequence[str]) -> str:
+    """One or several, with the verb."""
+    told = ", ".join(map(repr, names))
+    return f"{kind} {told} has" if len(names) == 1 else f"{kind}s {told} have"
 
 
 def integer_weights(weights: Sequence[Fraction], limit: int | None = TOTAL_LIMIT) -> list[int]:

@@ -13,7 +13,6 @@ counts at its two ends. Nothing is replayed, nothing is stored per sample.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,12 +23,12 @@ import numpy.typing as npt
 
 from zephon_torch.arithmetic.apportion import MAX_POSITION
 from zephon_torch.arithmetic.permutation import Int64Array
-from zephon_torch.errors import ConfigurationError, MixtureError
+from zephon_torch.errors import ConfigurationError
 from zephon_torch.forks import Lock
 from zephon_torch.io.dataset import Dataset
 from zephon_torch.work.composition import Composition
 from zephon_torch.work.identity import identify
-from zephon_torch.work.mixture import TOTAL_LIMIT, MixtureSpec, integer_weights
+from zephon_torch.work.mixture import TOTAL_LIMIT, MixtureSpec, canonical, integer_weights
 from zephon_torch.work.options import PlanOptions
 from zephon_torch.work.order import SampleOrder
 from zephon_torch.work.stopping import Segments
@@ -109,7 +108,7 @@ class Plan:
         options: PlanOptions,
     ) -> None:
         self.mixture = mixture if isinstance(mixture, MixtureSpec) else MixtureSpec(mixture)
-        self.datasets = _canonical(datasets, self.mixture)
+        self.datasets = canonical(datasets, self.mixture)
         self.options, self.chunk_size = options, options.chunk_size
         names = [dataset.name for dataset in self.datasets]
         options.check_names(names)
@@ -292,30 +291,6 @@ class Plan:
             outside = array[(array < 0) | (array >= self.limit)]
             raise IndexError(f"position {outside[0]} is outside of the plan's [0, {self.limit})")
         return array.astype(np.int64, copy=False)
-
-
-def _canonical(datasets: Sequence[Dataset], mixture: MixtureSpec) -> tuple[Dataset, ...]:
-    """The datasets in order by name, after checking that they and the mixture match."""
-    if isinstance(datasets, str) or not isinstance(datasets, Sequence) or not len(datasets):
-        raise ConfigurationError(f"expected a non-empty list of datasets, got {datasets!r}")
-    for dataset in datasets:
-        if not isinstance(dataset, Dataset):
-            raise ConfigurationError(
-                f"expected zephon_torch.io.Dataset objects, got {type(dataset).__name__}: make one "
-                "with Dataset.from_path, from_samples or from_torch"
-            )
-    ordered = sorted(datasets, key=lambda dataset: dataset.name)
-    for a, b in itertools.pairwise(ordered):
-        if a.name == b.name:
-            raise MixtureError(f"two datasets are named {a.name!r}: give each a name of its own")
-    names = {dataset.name for dataset in ordered}
-    for name in sorted(names - set(mixture)):
-        raise MixtureError(
-            f"dataset {name!r} has no weight in {mixture!r}: add one (0 leaves it out)"
-        )
-    for name in sorted(set(mixture) - names):
-        raise MixtureError(f"the mixture weighs {name!r}, but the datasets are {sorted(names)}")
-    return tuple(ordered)
 
 
 def _check_epoch(epoch: int) -> None:

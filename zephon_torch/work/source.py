@@ -19,6 +19,7 @@ from torchdata.nodes import BaseNode
 
 from zephon_torch.errors import StateError
 from zephon_torch.io.dataset import Dataset
+from zephon_torch.keywords import explains_keywords
 from zephon_torch.work.composition import Interleave
 from zephon_torch.work.describe import describe
 from zephon_torch.work.identity import PlanIdentity
@@ -259,6 +260,7 @@ class StaticMixtureWorkSource(WorkSource):
         [{'a': 6, 'b': 3}]
     """
 
+    @explains_keywords("StaticMixtureWorkSource")
     def __init__(
         self,
         datasets: Sequence[Dataset],
