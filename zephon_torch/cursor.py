@@ -100,9 +100,18 @@ class Cursor:
         """Put a state in wait. `route` says whose it is: the loader's own, or the model's."""
         self._asked = None
         self._staged.pop(route, None)
-        self._staged[route] = _Staged(state, strict, route)
+        self._staged[route] = _Staged(self._known(state), strict, route)
         with contextlib.suppress(StateError):  # told by check()
             self._splitter.epoch = self.place[0]
+
+    def _known(self, state: Progress | Sequence[int]) -> Progress | Sequence[int]:
+        """A state of this plan in the plan's own spelling; any other, sound or not, as it is."""
+        try:
+            progress = state if isinstance(state, Progress) else Progress.from_words(state)
+        except StateError:  # told by check()
+            return state
+        known = progress.on(self._identity)
+        return known if known is not progress else state
 
     def check(self) -> None:
         """Raise if the staged state cannot be adopted.

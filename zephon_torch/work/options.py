@@ -71,6 +71,25 @@ class PlanOptions:
         """Whether passes and epochs of a dataset get orders of their own."""
         return per_dataset(self.reshuffle_on_repeat, name, True)
 
+    @classmethod
+    def from_dict(cls, seed: int, options: Mapping[str, Any]) -> PlanOptions:
+        """Options from what :meth:`as_dict` gave.
+
+        Raises:
+            ConfigurationError: an option that cannot work.
+            KeyError: an option is missing.
+        """
+        levels = ("shuffle_shards", "shuffle_within_shard", "shuffle_block_size")
+        rules = ("stop_after_passes", "exhausted_policy", "max_repeats", "max_samples")
+        return cls(
+            seed=seed,
+            chunk_size=options["chunk_size"],
+            levels=ShuffleLevels(*(options[name] for name in levels)),
+            rules=StopRules(*(options[name] for name in rules)),
+            reshuffle_on_repeat=options["reshuffle_on_repeat"],
+            interleave=options["interleave"],
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """All but the seed, as plain JSON values under the names of the user's arguments."""
         return {

@@ -42,6 +42,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from zephon_torch import checks
 from zephon_torch.arithmetic.permutation import (
@@ -100,6 +101,8 @@ class SampleOrder:
 
     Attributes:
         size: int64[D], samples in each dataset.
+        num_shards: int64[D], shards in each dataset that are not empty.
+        is_permuted: bool[D], whether a pass has any other order than that of the files.
     """
 
     def __init__(
@@ -120,21 +123,23 @@ class SampleOrder:
         self._shard_size = np.concatenate(
             [sizes[ids] for sizes, ids in zip(shard_sizes, present, strict=True)]
         )
-        self._num_shards: Int64Array = np.array([len(ids) for ids in present])
-        self._first_shard = np.cumsum(self._num_shards) - self._num_shards
+        self.num_shards: Int64Array = np.array([len(ids) for ids in present])
+        self._first_shard = np.cumsum(self.num_shards) - self.num_shards
         self._shard_end = np.cumsum(self._shard_size)
         self.size: Int64Array = np.add.reduceat(self._shard_size, self._first_shard)
         self._first_sample = np.cumsum(self.size) - self.size
-        self._block = self._block_sizes(levels.block_size)
+        self._block = self.block_sizes(levels.block_size)
+        self.is_permuted = self._are_permuted()
         self._shuffles_shards = levels.shards and levels.block_size != "global"
         self._tables = ShardTables(
-            self._num_shards,
+            self.num_shards,
             self._shard_size,
             self._shard_orders if self._shuffles_shards else None,
             self._reshuffle & self._shuffles_shards,
         )
 
-    def _block_sizes(self, block_size: BlockSize) -> Int64Array | None:
+    def block_sizes(self, block_size: BlockSize) -> Int64Array | None:
+        """Samples in a window of each dataset, int64[D]; None for options without windows."""
         if block_size is None or block_size == "global":
             return None
         largest: Int64Array = np.maximum.reduceat(self._shard_size, self._first_shard)
@@ -144,16 +149,17 @@ class SampleOrder:
 
     def varies(self, dataset: int) -> bool:
         """Whether two passes of a dataset can differ in order."""
+        return bool(self._reshuffle[dataset] and self.is_permuted[dataset])
+
+    def _are_permuted(self) -> npt.NDArray[np.bool_]:
         levels = self._levels
-        if not self._reshuffle[dataset] or self.size[dataset] == 1:
-            return False
         if levels.block_size == "global":
-            return True
-        if levels.shards and self._num_shards[dataset] > 1:
-            return True
+            return self.size > 1
         if self._block is not None:
-            return bool(self._block[dataset] > 1)
-        return levels.within_shard and bool(self.size[dataset] > self._num_shards[dataset])
+            inside = self._block > 1
+        else:
+            inside = levels.within_shard & (self.size > self.num_shards)
+        return inside | (levels.shards & (self.num_shards > 1))
 
     def locate(
         self, dataset: Int64Array, rank: Int64Array, epoch: int
@@ -208,7 +214,7 @@ class SampleOrder:
         which = np.full_like(passes, dataset)
         keys = self._pass_keys(which, passes, epoch)
         first, levels = int(self._first_shard[dataset]), self._levels
-        shard_ids = self._shard_id[first : first + int(self._num_shards[dataset])]
+        shard_ids = self._shard_id[first : first + int(self.num_shards[dataset])]
         number = int(np.searchsorted(shard_ids, shard))
         flat = first + number
         x = np.full_like(passes, sample)
@@ -265,7 +271,7 @@ class SampleOrder:
     def _shard_orders(self, dataset: Int64Array, passes: Int64Array, epoch: int) -> Int64Array:
         """Shard numbers in the order of each (dataset, pass); see :func:`hash_order`."""
         keys = self._pass_keys(dataset, passes, epoch)
-        return hash_order(subkeys(keys, _SHARDS), self._num_shards[dataset])
+        return hash_order(subkeys(keys, _SHARDS), self.num_shards[dataset])
 
     def _shard_starts(
         self, dataset: int, number: int, passes: Int64Array, epoch: int
@@ -275,7 +281,7 @@ class SampleOrder:
         if not self._shuffles_shards:
             return int(self._shard_end[first + number] - size - self._first_sample[dataset])
         starts = np.empty_like(passes)
-        sizes = self._shard_size[first : first + int(self._num_shards[dataset])]
+        sizes = self._shard_size[first : first + int(self.num_shards[dataset])]
         at_once = max(1, _TABLE_CELLS // len(sizes))
         for begin in range(0, len(passes), at_once):
             part = slice(begin, begin + at_once)

@@ -27,11 +27,10 @@ from zephon_torch.errors import ConfigurationError
 from zephon_torch.forks import Lock
 from zephon_torch.io.dataset import Dataset
 from zephon_torch.work.composition import Composition
+from zephon_torch.work.given import Given, plainest
 from zephon_torch.work.identity import identify
-from zephon_torch.work.mixture import TOTAL_LIMIT, MixtureSpec, canonical, integer_weights
+from zephon_torch.work.mixture import MixtureSpec, canonical, integer_weights
 from zephon_torch.work.options import PlanOptions
-from zephon_torch.work.order import SampleOrder
-from zephon_torch.work.stopping import Segments
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,31 +122,17 @@ class Plan:
         self._lock = Lock()
 
     def _build(self, present: Sequence[Dataset]) -> None:
-        options, names = self.options, [d.name for d in present]
-        weights = [self.mixture[name] for name in names]
-        self.weights = dict(zip(names, integer_weights(weights), strict=True))
-        sizes = [d.num_samples for d in present]
-        self.identity = identify(
-            seed=options.seed,
-            options=options.as_dict(),
-            datasets=present,
-            # segments after a departure are apportioned anew, from the exact weights
-            weights=integer_weights(weights, None if options.rules.redistributes else TOTAL_LIMIT),
-        )
-        self._segments = Segments(names, weights, sizes, options.rules)
+        options, weights = self.options, [self.mixture[d.name] for d in present]
+        given = Given(present, weights, options)
+        self.weights = dict(zip(given.names, integer_weights(weights), strict=True))
+        self._segments, self._order = given.segments(), given.order()
+        self.identity = identify(given, plainest(given, self._segments, self._order))
         self.length = self._segments.length
         self._composition = Composition(
             self._segments,
             chunk_size=options.chunk_size,
             interleave=options.interleave,
             seed=options.seed,
-        )
-        self._order = SampleOrder(
-            names,
-            [d.shard_num_samples for d in present],
-            seed=options.seed,
-            levels=options.levels,
-            reshuffle=[options.reshuffles(name) for name in names],
         )
 
     def __repr__(self) -> str:

@@ -20,19 +20,15 @@ from typing import Any
 
 from zephon_torch import checks
 from zephon_torch.errors import PlanMismatch, StateError
-from zephon_torch.work.identity import PARTS, PlanIdentity, difference
+from zephon_torch.work.identity import PARTS, PlanIdentity, signed
+from zephon_torch.work.mismatch import differences
+from zephon_torch.work.spellings import is_same_plan
 
 STATE_VERSION = 1
 NUM_WORDS = 16
 MAX_EPOCH = (1 << 62) - 1
 MAX_LANES = 1 << 30
 _MAX_COUNT = (1 << 62) - 1
-_TOLD = {
-    "seed": "its seed",
-    "options": "its options (shuffling, stop rules, max_samples, chunk_size and so on)",
-    "mixture": "its weights",
-    "datasets": "its datasets (their names, shards or sizes)",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +123,7 @@ class Progress:
             self.epoch,
             self.delivered,
             self.lanes,
-            *(_signed(data[i : i + 8]) for i in range(0, 32, 8)),
+            *(signed(data[i : i + 8]) for i in range(0, 32, 8)),
             *(self.digests or (0,) * len(PARTS)),
             *(self.sizes or (0, 0, 0)),
         ]
@@ -161,37 +157,34 @@ class Progress:
             sizes=tuple(words[12:15]),
         )
 
+    def on(self, identity: PlanIdentity) -> Progress:
+        """The same as a state of a plan if it is one under another spelling, else itself."""
+        if self.fingerprint == identity.fingerprint or not is_same_plan(
+            identity, self.fingerprint, self.description
+        ):
+            return self
+        return self.at(identity, epoch=self.epoch, delivered=self.delivered, lanes=self.lanes)
+
     def check(self, identity: PlanIdentity) -> None:
         """Compare with a plan.
 
         Raises:
-            PlanMismatch: another plan; the message names the first difference.
+            PlanMismatch: another plan; the message names all parts that differ.
         """
-        if self.fingerprint == identity.fingerprint:
+        if is_same_plan(identity, self.fingerprint, self.description):
             return
+        lines = differences(identity, self.description, self.digests, self.sizes)
+        if not lines:
+            lines = [f"fingerprint {self.fingerprint[:12]} then, {identity.fingerprint[:12]} now"]
+        told = (
+            f" {lines[0]}. " if len(lines) == 1 else "".join(f"\n- {one}" for one in lines) + "\n"
+        )
         raise PlanMismatch(
-            f"the checkpoint belongs to another plan: {self._difference(identity)}. Build the "
-            "loader as it was; or accept the new plan, to go on at the same epoch and number of "
-            "samples of its order (samples of this epoch may then repeat or be missed), with "
+            f"the checkpoint belongs to another plan:{told}Build the loader as it was; or accept "
+            "the new plan, to go on at the same epoch and number of samples of its order (samples "
+            "of this epoch may then repeat or be missed), with "
             "loader.load_state_dict(loader.state_dict(), strict=False)"
         )
-
-    def _difference(self, identity: PlanIdentity) -> str:
-        told = difference(self.description, identity.description)
-        if told is not None:
-            return told
-        pairs = zip(PARTS, self.digests, identity.digests, strict=False)
-        parts = [part for part, then, now in pairs if then not in (0, now)]
-        if parts:
-            then, now = _sizes_in_words(self.sizes), _sizes_in_words(identity.sizes)
-            sizes = f" ({then} then, {now} now)" if then != now and "datasets" in parts else ""
-            told_parts = " and ".join(_TOLD[part] for part in parts)
-            differ = "differ" if parts != ["seed"] else "differs"
-            return (
-                f"{told_parts} {differ}{sizes}. A model's state has no room to say more; "
-                "loader.state_dict(), saved beside it, does"
-            )
-        return f"fingerprint {self.fingerprint[:12]} then, {identity.fingerprint[:12]} now"
 
 
 def _checked(numbers: dict[str, int], counted: str) -> tuple[int, int, int]:
@@ -225,18 +218,7 @@ def _hexadecimal(fingerprint: str) -> str:
 
 def _checksum(words: Sequence[int]) -> int:
     data = b"".join(int(word).to_bytes(8, "little", signed=True) for word in words)
-    return _signed(hashlib.sha256(b"zephon_torch/progress" + data).digest()[:8])
-
-
-def _sizes_in_words(sizes: Sequence[int]) -> str:
-    return ", ".join(
-        f"{size:,} {what if size != 1 else what.removesuffix('s')}"
-        for size, what in zip(sizes, ("datasets", "shards", "samples"), strict=False)
-    )
-
-
-def _signed(data: bytes) -> int:
-    return int.from_bytes(data, "little", signed=True)
+    return signed(hashlib.sha256(b"zephon_torch/progress" + data).digest()[:8])
 
 
 def _type(value: object) -> str:

@@ -36,6 +36,7 @@ from fractions import Fraction
 from typing import Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from zephon_torch import checks
 from zephon_torch.arithmetic.apportion import MAX_POSITION, SplitTree
@@ -156,6 +157,7 @@ class Segments:
         start: int64[K], first position of each segment.
         before: int64[K, D], samples of each dataset ahead of each segment.
         length: positions in all, None where the plan never ends.
+        redistributes: whether a dataset leaves before the end of the plan.
     """
 
     def __init__(
@@ -176,6 +178,7 @@ class Segments:
             self.start = np.zeros(1, np.int64)
             self.before = np.zeros((1, len(names)), np.int64)
             self.length = self._length_in_one_segment(names, sizes, rules)
+        self._rules, self._sizes, self._whole = rules, sizes, self.length
         if rules.max_samples is not None:
             self.length = min(rules.max_samples, self.length or rules.max_samples)
         if self.length is not None and self.length >= MAX_POSITION:
@@ -183,6 +186,28 @@ class Segments:
                 f"the plan would have {self.length:.3g} positions, the limit is "
                 f"{MAX_POSITION:.3g}: give a smaller max_samples=, or raise the smallest weight"
             )
+
+        self.redistributes = len(self.start) > 1 and int(self.start[1]) < (self.length or 0)
+
+    def plainest_rules(self) -> StopRules:
+        """The stop options that are plainest among those that give the very same plan.
+
+        The order depends on stop options through two things alone: whether datasets leave before
+        the end, and the length.
+        """
+        if self._rules == StopRules():
+            return self._rules
+        if self.redistributes:
+            cut = None if self.length == self._whole else self.length
+            return StopRules(exhausted_policy="redistribute", max_samples=cut)
+        if self.length is None:
+            return StopRules(exhausted_policy="repeat")
+        names = [""] * len(self._sizes)  # an option without names
+        one_pass = self._length_in_one_segment(names, self._sizes, StopRules())
+        if self.length == one_pass:
+            return StopRules()
+        policy: ExhaustedPolicy | None = "repeat" if self.length > (one_pass or 0) else None
+        return StopRules(exhausted_policy=policy, max_samples=self.length)
 
     def live(self, segment: int) -> Int64Array:
         """Numbers of the datasets that take part in a segment, int64[L]: the leaves of its tree."""
@@ -217,21 +242,37 @@ class Segments:
     def _length_in_one_segment(
         self, names: Sequence[str], sizes: Sequence[int], rules: StopRules
     ) -> int | None:
-        tree = self.tree(0)
         floors, caps = rules.floors_and_caps(names)
-        ends = [
-            tree.position(i, cap * sizes[i] + 1) - 1
-            for i, cap in enumerate(caps)
-            if cap is not None
-        ]
-        wanted = [
-            tree.position(i, floor * sizes[i])
-            for i, floor in enumerate(floors)
-            if floor is not None
-        ]
+        allowed = {i: cap * sizes[i] + 1 for i, cap in enumerate(caps) if cap is not None}
+        wanted = {i: floor * sizes[i] for i, floor in enumerate(floors) if floor is not None}
+        ends = [self._first_to(allowed) - 1] if allowed else []
         if wanted:
-            ends.append(max(wanted))
+            ends.append(self._last_to(wanted))
         return min(ends, default=None)
+
+    def _first_to(self, counts: Mapping[int, int]) -> int:
+        """The first position count at which any dataset has as many items as `counts` says."""
+        leaves, early, late = self._estimates(counts)
+        able = leaves[early <= late.min() * (1 + 1e-9)].tolist()
+        return min(self.tree(0).position(leaf, counts[leaf]) for leaf in able)
+
+    def _last_to(self, counts: Mapping[int, int]) -> int:
+        """The first position count at which all datasets have."""
+        leaves, early, late = self._estimates(counts)
+        able = leaves[late >= early.max() * (1 - 1e-9)].tolist()
+        return max(self.tree(0).position(leaf, counts[leaf]) for leaf in able)
+
+    def _estimates(
+        self, counts: Mapping[int, int]
+    ) -> tuple[Int64Array, npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Leaves, and bounds of the position at which each has its count.
+
+        n_i(p) is within 2 of its share of p, so few leaves can be the first or the last.
+        """
+        tree, leaves = self.tree(0), np.array(list(counts))
+        share = tree.weight[leaves] / tree.weight[tree.root]
+        count = np.array(list(counts.values()), np.float64)
+        return leaves, (count - 3) / share, (count + 3) / share
 
     def _departures(self, sizes: Sequence[int]) -> None:
         live, used = list(range(len(sizes))), np.zeros(len(sizes), np.int64)
