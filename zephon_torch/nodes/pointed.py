@@ -9,6 +9,7 @@ import numpy as np
 import torch.utils.data
 
 from zephon_torch.io.dataset import samples_of
+from zephon_torch.io.map_style import came_as_one
 from zephon_torch.nodes.pipeline import Pipeline
 from zephon_torch.work.items import WorkItem
 from zephon_torch.work.plan import Pointers
@@ -82,7 +83,7 @@ class PointedSamples(torch.utils.data.Dataset[Any]):
     def __getitem__(self, pointer: Pointer) -> Any:
         return self.__getitems__([pointer])[0]
 
-    def __getitems__(self, pointers: Sequence[Pointer]) -> list[Any]:
+    def __getitems__(self, pointers: Sequence[Pointer]) -> Any:
         if not all(isinstance(pointer, Pointer) for pointer in pointers):
             raise TypeError(
                 "loader.dataset takes the pointers that loader.batch_sampler gives; for raw "
@@ -91,7 +92,8 @@ class PointedSamples(torch.utils.data.Dataset[Any]):
         fields = (np.array(field, np.int64) for field in zip(*pointers, strict=True))
         epochs, pass_index, dataset, shard, sample = fields
         item = WorkItem(int(epochs[0]), 0, 0, Pointers(dataset, shard, sample, pass_index))
-        samples = list(samples_of(self._pipeline.read(item)))
+        read = samples_of(self._pipeline.read(item))
+        samples: Any = read if came_as_one(read) else list(read)
         transform = self._pipeline.transform
         if transform is None:
             return samples
