@@ -102,7 +102,7 @@ class Cursor:
         self._staged.pop(route, None)
         self._staged[route] = _Staged(state, strict, route)
         with contextlib.suppress(StateError):  # told by check()
-            self._splitter.epoch = self.place[0]
+            self._splitter.show_epoch(self.place[0])
 
     def check(self) -> None:
         """Raise if the staged state cannot be adopted.
@@ -221,7 +221,7 @@ class Cursor:
             return
         epoch = max(0, epoch + self._shift)
         self._next_epoch = epoch if epoch != self._epoch else None
-        self._splitter.epoch = epoch
+        self._splitter.show_epoch(epoch)
 
     @property
     def _here(self) -> tuple[int, int]:
@@ -255,4 +255,4 @@ class Cursor:
 
     def _move_to(self, epoch: int, delivered: int) -> None:
         self._epoch, self._delivered = epoch, delivered
-        self._splitter.epoch = epoch if self._next_epoch is None else self._next_epoch
+        self._splitter.show_epoch(epoch if self._next_epoch is None else self._next_epoch)

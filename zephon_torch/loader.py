@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 import torch.utils.data
 
-from zephon_torch import checks
 from zephon_torch.adopt import as_source
 from zephon_torch.arguments import (
     check_engine,
@@ -30,10 +29,10 @@ from zephon_torch.nodes.tolerate import OnError
 from zephon_torch.nodes.transform import Functions
 from zephon_torch.stats import InHand, LoaderStats
 from zephon_torch.torch_face import TorchFace
-from zephon_torch.uncounted import Uncounted
+from zephon_torch.uncounted import Uncounted, batch_of
 from zephon_torch.work.mixture import MixtureSpec
 from zephon_torch.work.plan import Pointers
-from zephon_torch.work.progress import MAX_EPOCH, Progress
+from zephon_torch.work.progress import Progress
 from zephon_torch.work.splitter import ChunkSplitter
 from zephon_torch.world import World
 
@@ -137,13 +136,7 @@ class DataLoader(TorchFace):
         num_replicas: int | None = None,
         mesh: DeviceMesh | None = None,
     ) -> None:
-        refuse_torch_arguments(
-            sampler=sampler,
-            batch_sampler=batch_sampler,
-            generator=generator,
-            in_order=in_order,
-            pin_memory_device=pin_memory_device,
-        )
+        refuse_torch_arguments(sampler, batch_sampler, generator, in_order, pin_memory_device)
         check_engine(num_workers, num_threads, prefetch_factor, timeout)
         check_functions(transform=transform, takes_rng=takes_rng, collate_fn=collate_fn)
         check_on_error(on_error)
@@ -219,31 +212,23 @@ class DataLoader(TorchFace):
         Raises:
             IndexError: the epoch has no such step.
         """
-        self._settle()
-        step = checks.integer("step", step)
-        if epoch is not None:
-            epoch = checks.integer("epoch", epoch, minimum=0, maximum=MAX_EPOCH)
-        if step < -len(self) if step < 0 else step >= self._splitter.num_steps:
-            raise IndexError(f"step {step} of an epoch of {self._splitter.num_steps} steps")
-        step = step + len(self) if step < 0 else step
-        epoch = self.epoch if epoch is None else epoch
-        return self._pipeline(self._splitter.item(step, epoch)).data
+        return batch_of(self, step, epoch)
 
     def peek(self, num_batches: int) -> Uncounted:
         """The batches that come next, to iterate without moving anything; see :meth:`uncounted`.
 
         They are those of the running loop, or of the next one where none runs, up to its end.
         """
-        return Uncounted(self, checks.integer("num_batches", num_batches, minimum=0))
+        return Uncounted(self, num_batches=num_batches)
 
-    def uncounted(self) -> Uncounted:
-        """All batches of the current epoch, to iterate without moving anything.
+    def uncounted(self, epoch: int | None = None) -> Uncounted:
+        """All batches of an epoch (None: the current one), to iterate without moving anything.
 
         For what goes through the training data beside the training, such as ``update_bn``:
         progress, ``pointers``, ``valid`` and ``stats`` stay as they are, also in the middle of a
         loop. The batches come from threads or worker processes of their own.
         """
-        return Uncounted(self)
+        return Uncounted(self, epoch=epoch)
 
     @property
     def remaining(self) -> int | float:

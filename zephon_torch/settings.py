@@ -27,7 +27,7 @@ _OF_THE_ENGINE = {
     "collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn",
     "multiprocessing_context", "prefetch_factor",
 }  # fmt: skip
-_NEVER_TAKEN: dict[str, Any] = {"generator": None, "in_order": True, "pin_memory_device": ""}
+_NEVER_TAKEN = {"generator", "in_order", "pin_memory_device"}
 _FIXED_BY_TORCH = {
     "dataset", "batch_size", "sampler", "batch_sampler", "drop_last", "persistent_workers",
 }  # fmt: skip
@@ -59,8 +59,7 @@ def check_setting(loader: TorchFace, name: str, value: Any) -> bool:
             "new.load_state_dict(loader.state_dict())"
         )
     if name in _NEVER_TAKEN:
-        others = {"sampler": None, "batch_sampler": None}
-        refuse_torch_arguments(**(_NEVER_TAKEN | others | {name: value}))
+        refuse_torch_arguments(**{name: value})
     if name == "collate_fn":
         check_functions(transform=None, takes_rng=False, collate_fn=value)
     elif name in ("num_workers", "prefetch_factor", "timeout"):

@@ -8,13 +8,27 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from zephon_torch import checks
 from zephon_torch.arithmetic.permutation import text_key
 from zephon_torch.engine import Run
 from zephon_torch.prepared import on_device
 from zephon_torch.settings import engine_of, pins_here
+from zephon_torch.work.progress import MAX_EPOCH
 
 if TYPE_CHECKING:
     from zephon_torch.loader import DataLoader
+
+
+def batch_of(loader: DataLoader, step: int, epoch: int | None) -> Any:
+    """The batch of one step, made in this process; see ``DataLoader.batch``."""
+    loader._settle()
+    step, epoch = checks.integer("step", step), _checked_epoch(epoch)
+    num_steps = loader._splitter.num_steps
+    if step < -len(loader) if step < 0 else step >= num_steps:
+        raise IndexError(f"step {step} of an epoch of {num_steps} steps")
+    step = step + len(loader) if step < 0 else step
+    item = loader._splitter.item(step, loader.epoch if epoch is None else epoch)
+    return loader._pipeline(item).data
 
 
 class Uncounted:
@@ -22,11 +36,17 @@ class Uncounted:
 
     Args:
         loader: the loader.
-        num_batches: of those that come next, at most; None: all of the current epoch.
+        num_batches: of those that come next, at most; None: all of an epoch.
+        epoch: which one; None: the current one.
     """
 
-    def __init__(self, loader: DataLoader, num_batches: int | None = None) -> None:
-        self._loader, self._num_batches = loader, num_batches
+    def __init__(
+        self, loader: DataLoader, *, num_batches: int | None = None, epoch: int | None = None
+    ) -> None:
+        self._loader, self._epoch = loader, _checked_epoch(epoch)
+        if num_batches is not None:
+            num_batches = checks.integer("num_batches", num_batches, minimum=0)
+        self._num_batches = num_batches
 
     def __iter__(self) -> UncountedIteration:
         self._loader._settle()
@@ -49,7 +69,7 @@ class Uncounted:
         """Epoch and delivered samples ahead of the first batch."""
         loader = self._loader
         if self._num_batches is None:
-            return loader.epoch, 0
+            return loader.epoch if self._epoch is None else self._epoch, 0
         live = None if loader._live is None else loader._live()
         if live is not None and live.goes_on:
             assert live.position is not None
@@ -59,6 +79,12 @@ class Uncounted:
     def __repr__(self) -> str:
         what = "epoch" if self._num_batches is None else f"next {self._num_batches} batches"
         return f"Uncounted({what} of {self._loader!r})"
+
+
+def _checked_epoch(epoch: int | None) -> int | None:
+    if epoch is None:
+        return None
+    return checks.integer("epoch", epoch, minimum=0, maximum=MAX_EPOCH)
 
 
 class UncountedIteration(Iterator[Any]):
