@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.data
-from toys import ENGINES, batches, memory, mixture_of, three_in_memory, write_shards
+from toys import ENGINES, batches, write_shards
 
 from zephon_torch import ConfigurationError, DataLoader
 from zephon_torch.io import Dataset
@@ -151,6 +151,9 @@ def test_the_number_of_workers_may_be_set() -> None:
         assert set.union(*map(of_where, loader)) == {1, 2}, cls
         loader.num_workers = 0
         assert set.union(*map(of_where, loader)) == {0}, cls
+    fresh: Any = DataLoader(Where(), 4)
+    fresh.num_workers = 2
+    assert set.union(*map(of_where, fresh)) == {1, 2}
 
 
 def raising(worker_id: int) -> None:
@@ -298,9 +301,3 @@ def test_torch_refuses_it_too_with_what_to_do(num_workers: int) -> None:
         torch.utils.data.Subset(inner, [0])[0]  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="a loader is no dataset"):
         inner[0]
-
-
-def test_the_datasets_are_still_those_that_were_given() -> None:
-    loader = DataLoader(mixture_of(three_in_memory()), 4)
-    assert [dataset.name for dataset in loader.datasets] == ["a", "b", "c"]
-    assert memory("a", 3)[1] == loader.datasets[0][1] - 999
