@@ -178,6 +178,7 @@ def _draw(sample: Any, rng: np.random.Generator) -> float:
 # --- how they end --------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:next.iter")  # it looks twice at the same batch
 def test_close_ends_threads_and_processes_and_the_loader_works_again(
     source: Any, engine: dict[str, Any]
 ) -> None:

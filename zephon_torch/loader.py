@@ -29,7 +29,7 @@ from zephon_torch.nodes.tolerate import OnError
 from zephon_torch.nodes.transform import Functions
 from zephon_torch.stats import InHand, LoaderStats
 from zephon_torch.torch_face import TorchFace
-from zephon_torch.uncounted import Uncounted, batch_of
+from zephon_torch.uncounted import Uncounted, UncountedIteration, batch_of
 from zephon_torch.work.mixture import MixtureSpec
 from zephon_torch.work.plan import Pointers
 from zephon_torch.work.progress import Progress
@@ -178,7 +178,7 @@ class DataLoader(TorchFace):
         splitter.on_set_epoch = self._cursor.set_epoch
         splitter.on_iter = self._cursor.refuse_uncounted
         self._live: weakref.ref[Iteration] | None = None
-        self._uncounted: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._uncounted: weakref.WeakSet[UncountedIteration] | None = None  # made for the first
         self._finish_init()
 
     def _settle(self) -> None:
@@ -302,7 +302,7 @@ class DataLoader(TorchFace):
     def close(self) -> None:
         """End threads and processes. The loader can be used again, with a new iterator."""
         live = self._live() if self._live is not None else None
-        for one in [*self._uncounted, *([] if live is None else [live])]:
+        for one in [*(self._uncounted or ()), *([] if live is None else [live])]:
             one.close()
         self._live = None
         self._engine.close()
@@ -310,7 +310,7 @@ class DataLoader(TorchFace):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy or pickle stands where this one does and shares nothing that moves."""
-        return self.__dict__ | {"_live": None, "_uncounted": weakref.WeakSet()}
+        return self.__dict__ | {"_live": None, "_uncounted": None}
 
     def __copy__(self) -> Self:
         return copy.deepcopy(self)

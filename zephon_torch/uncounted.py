@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -101,6 +102,8 @@ class UncountedIteration(Iterator[Any]):
         self._engine = engine_of(loader, persistent_workers=False)
         self._run: Run | None = None
         self._ended, self._pins = False, pins_here(loader, stacklevel=3)
+        if loader._uncounted is None:
+            loader._uncounted = weakref.WeakSet()
         loader._uncounted.add(self)
 
     def __next__(self) -> Any:
