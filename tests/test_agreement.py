@@ -33,7 +33,7 @@ def test_ranks_that_begin_alike_go_on(told: list[dict[str, Any]], case: str) -> 
     whole = DataLoader(range(64), 8, shuffle=True, seed=3)
     assert [rank[case]["error"] for rank in told] == ["", ""]
     steps = zip(*(rank[case]["seen"] for rank in told), strict=True)
-    assert [flat(step) for step in steps] == [ids(whole[step]) for step in range(2, 6)]
+    assert [flat(step) for step in steps] == [ids(whole.batch(step)) for step in range(2, 6)]
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,8 @@ LAYERS = [
     ("nodes", ["nodes/"]),
     ("engine", ["sending.py", "ring.py", "worker_side.py", "workers.py", "engine.py", "ahead.py"]),
     ("its parts", ["arguments.py", "caching.py", "adopt.py", "cursor.py", "prepared.py"]),
-    ("loader", ["iteration.py", "loader.py"]),
+    ("its parts", ["stats.py", "settings.py", "same_order.py", "attendance.py", "loop_checks.py"]),
+    ("loader", ["torch_face.py", "uncounted.py", "iteration.py", "loader.py"]),
     ("around it", ["checkpoint.py", "iterable.py", "skippable.py", "cli.py", "__main__.py"]),
     ("the package", ["__init__.py"]),
     ("frameworks", ["frameworks/"]),
@@ -278,7 +279,7 @@ def test_all_exceptions_are_exported_and_shown_in_the_tree() -> None:
     for cls in classes:
         assert cls.__name__ in zephon_torch.__all__
         assert cls.__name__ in (errors.__doc__ or "")
-        assert issubclass(cls, errors.ZephonError)
+        assert issubclass(cls, errors.ZephonError | Warning)
 
 
 def test_all_that_is_public_is_documented() -> None:

@@ -421,7 +421,7 @@ def test_integers_cast_to_floats_are_refused_at_iter_never_at_load(dtype: torch.
     model, loader = fresh()
     model.load_state_dict(state)  # an error here would leave the model half loaded
     repr(model)
-    for use in (iter, len, lambda loader: loader[0]):
+    for use in (iter, len, lambda loader: loader.batch(0)):
         with pytest.raises(StateError, match=r"checksum.*float"):
             use(loader)
 

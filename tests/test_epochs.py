@@ -161,7 +161,7 @@ def test_set_epoch_during_a_loop_waits_for_the_next() -> None:
     seen = [ids(next(loop))]
     loader.set_epoch(3)
     assert place(loader) == (0, 4)
-    assert ids(loader[1]) == four[0][1]
+    assert ids(loader.batch(1)) == four[0][1]
     seen += batches(loop)
     assert seen == four[0]
     assert batches(loader) == four[3]
@@ -285,7 +285,7 @@ def test_single_steps_after_a_load_are_those_of_its_epoch() -> None:
     next(iter(saved))
     loader, two = make(), epochs(2)
     loader.load_state_dict(saved.state_dict())
-    assert ids(loader[0]) == two[1][0]
+    assert ids(loader.batch(0)) == two[1][0]
     assert loader.batch_sampler.epoch == loader.epoch == 1  # type: ignore[union-attr]
 
 
@@ -346,7 +346,7 @@ def test_a_state_beyond_the_end_of_the_epoch_is_corrupt() -> None:
 
 def test_another_plan_is_refused_at_every_first_use() -> None:
     state = DataLoader(one(memory("a", 25), seed=5), batch_size=4).state_dict()
-    for use in (iter, len, lambda loader: loader[0], lambda loader: loader.remaining):
+    for use in (iter, len, lambda loader: loader.batch(0), lambda loader: loader.remaining):
         loader = make()
         loader.load_state_dict(state)
         with pytest.raises(PlanMismatch, match=r"option chunk_size: 16384 at the .*, 4 now"):
@@ -431,7 +431,7 @@ def test_single_steps_after_a_load_have_its_lanes() -> None:
     reference = epochs(1, lanes=3)[0]
     loader = make()
     loader.load_state_dict(after(2, lanes=3))
-    assert [ids(loader[step]) for step in range(STEPS)] == reference
+    assert [ids(loader.batch(step)) for step in range(STEPS)] == reference
 
 
 def test_other_lanes_than_the_states_are_refused_without_strict_taken() -> None:

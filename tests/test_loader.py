@@ -223,7 +223,7 @@ def test_an_endless_plan_has_no_length() -> None:
     with pytest.raises(TypeError, match="never ends"):
         len(loader.dataset)
     assert loader.remaining == math.inf
-    assert len(ids(loader[10**12])) == 4
+    assert len(ids(loader.batch(10**12))) == 4
     assert len(ids(next(iter(loader)))) == 4
 
 
@@ -235,11 +235,13 @@ def test_any_step_is_computed_directly_and_moves_nothing() -> None:
     loader = DataLoader(source, batch_size=4)
     state = loader.state_dict()
     n = len(loader)
-    looked = {step: ids(loader[step]) for step in (n - 1, 0, 5, -1, -n)}
+    looked = {step: ids(loader.batch(step)) for step in (n - 1, 0, 5, -1, -n)}
     assert loader.state_dict() == state
     reference = batches(loader)
     assert looked == {step: reference[step] for step in looked}
-    assert ids(loader[0]) != reference[0], "steps are those of the current epoch, now the next"
+    assert ids(loader.batch(0)) != reference[0], (
+        "steps are those of the current epoch, now the next"
+    )
 
 
 def test_looking_at_a_step_does_not_disturb_a_running_loop() -> None:
@@ -248,7 +250,7 @@ def test_looking_at_a_step_does_not_disturb_a_running_loop() -> None:
     seen = []
     for batch in loader:
         seen.append(ids(batch))
-        assert ids(loader[2]) == reference[2] or loader.epoch == 1
+        assert ids(loader.batch(2)) == reference[2] or loader.epoch == 1
     assert seen == reference
 
 
@@ -256,7 +258,7 @@ def test_looking_at_a_step_does_not_disturb_a_running_loop() -> None:
 def test_a_step_outside_of_the_epoch(step: int) -> None:
     loader = DataLoader(memory("a", 80), batch_size=4)
     with pytest.raises(IndexError, match=f"step {step} "):
-        loader[step]
+        loader.batch(step)
 
 
 # --- the batch in hand ---------------------------------------------------------------------------

@@ -142,7 +142,7 @@ def test_a_long_run_computes_each_position_once(counted: Counted) -> None:
 def test_a_single_step_computes_its_own_samples_only(counted: Counted, delivered: int) -> None:
     source, computed = sources("global")
     loader = DataLoader(source, BATCH)
-    loader[delivered // BATCH]
+    loader.batch(delivered // BATCH)
     assert counted.positions == sum(c.calls for c in computed) == BATCH
 
 

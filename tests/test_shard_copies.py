@@ -106,7 +106,7 @@ def test_workers_share_one_copy(store: WebStore, tmp_path: Path, context: str) -
     dataset = dataset_of(store)
     options = {"num_workers": 2, "multiprocessing_context": context, "shuffle": True}
     with loader_of(dataset, tmp_path / "c", **options) as loader:
-        loader[0]  # this process has used the store before it forks
+        loader.batch(0)  # this process has used the store before it forks
         assert sorted(ids_of(loader)) == IDS
     assert num_got(store) == [1] * NUM_SHARDS
 

@@ -407,7 +407,7 @@ def test_global_random_states_are_drawn_from_and_moved_by_nothing(
             seen.append([batches(loader), batches(loader)])
             next(iter(loader))
             loader.load_state_dict(loader.state_dict())
-            seen[-1] += [batches(loader), [ids(loader[1])]]
+            seen[-1] += [batches(loader), [ids(loader.batch(1))]]
         assert states() == start
     assert seen[0] == seen[1]
 

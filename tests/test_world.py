@@ -66,7 +66,7 @@ def test_a_loader_never_feeds_two_ranks_the_same(monkeypatch: pytest.MonkeyPatch
     """Built before torch.distributed is initialised, as trainers do."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     loader = DataLoader(memory("a", 8), batch_size=2)
-    for use in (len, iter, lambda loader: loader[0]):
+    for use in (len, iter, lambda loader: loader.batch(0)):
         with pytest.raises(WorldError, match="not initialised"):
             use(loader)
     dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)

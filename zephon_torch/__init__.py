@@ -20,6 +20,7 @@ from zephon_torch.errors import (
     MixtureError,
     PlanMismatch,
     RecordError,
+    SameOrderWarning,
     StaleIteratorError,
     StateError,
     WorkerError,
@@ -27,9 +28,9 @@ from zephon_torch.errors import (
     ZephonError,
 )
 from zephon_torch.iterable import WorkSourceDataset
-from zephon_torch.iteration import LoaderStats
 from zephon_torch.loader import DataLoader
 from zephon_torch.skippable import Skippable
+from zephon_torch.stats import LoaderStats
 from zephon_torch.version import __version__
 from zephon_torch.work.mixture import MixtureSpec
 from zephon_torch.work.source import StaticMixtureWorkSource
@@ -46,6 +47,7 @@ __all__ = [
     "MixtureSpec",
     "PlanMismatch",
     "RecordError",
+    "SameOrderWarning",
     "Skippable",
     "StaleIteratorError",
     "StateError",

@@ -9,6 +9,7 @@ import torch.utils.data
 
 from zephon_torch.errors import ConfigurationError
 from zephon_torch.io.dataset import Dataset
+from zephon_torch.nodes.pointed import PointedSamples
 from zephon_torch.work.mixture import MixtureSpec
 from zephon_torch.work.source import StaticMixtureWorkSource, WorkSource
 
@@ -24,11 +25,12 @@ def as_source(
 ) -> WorkSource:
     """A work source from a work source, a dataset, a map-style torch dataset or several of these.
 
-    Several come as a mapping by name, or as a list of :class:`~zephon_torch.io.Dataset`.
+    Several come as a mapping by name, or as a list of :class:`~zephon_torch.io.Dataset`. A dict
+    with the keys 0, 1, 2 ... and a TensorDict are map-style datasets, as for torch.
 
     Raises:
         ConfigurationError: options that a work source has of its own, several datasets without a
-            mixture, or an iterable-style dataset.
+            mixture, an iterable-style dataset, or a loader.
     """
     if isinstance(dataset, WorkSource):
         _refuse_own_options(mixture=mixture, seed=seed, shuffle=shuffle)
@@ -39,7 +41,7 @@ def as_source(
         and all(isinstance(one, Dataset) for one in dataset)
     ):
         dataset = {one.name: one for one in _differing(dataset)}
-    if isinstance(dataset, Mapping):
+    if isinstance(dataset, Mapping) and (mixture is not None or _is_by_name(dataset)):
         if mixture is None:
             raise ConfigurationError(
                 f"several datasets ({sorted(map(str, dataset))}) need mixture=, the weight of each "
@@ -56,6 +58,26 @@ def as_source(
         shuffle_shards=False,
         shuffle_block_size="global" if shuffle else None,
     )
+
+
+def _is_by_name(dataset: Mapping[Any, Any]) -> bool:
+    """Whether a mapping holds several datasets by name; else it is one, as torch takes it.
+
+    Raises:
+        ConfigurationError: a dict whose keys are neither names nor the numbers of its samples.
+    """
+    first = next(iter(dataset), "")  # of a TensorDict, a row
+    if isinstance(first, str):
+        return True
+    if isinstance(dataset, dict):
+        absent = [number for number in range(len(dataset)) if number not in dataset]
+        if absent:
+            raise ConfigurationError(
+                f"a dict of {len(dataset)} entries has the key {first!r} but not {absent[0]}: as a "
+                f"dataset it needs the keys 0 to {len(dataset) - 1} (list(samples.values()) is one "
+                "in any case); several datasets need names that are strings, and mixture="
+            )
+    return False
 
 
 def _differing(datasets: Sequence[Dataset]) -> Sequence[Dataset]:
@@ -83,6 +105,11 @@ def _as_dataset(name: str | None, value: Any) -> Dataset:
                 "its own name as key (also in mixture=), or give a list of datasets"
             )
         return value
+    if isinstance(value, PointedSamples):
+        raise ConfigurationError(
+            "this is the dataset of another loader, which knows samples by pointer: give that "
+            "loader's source, for the same plan, or one of its datasets (loader.datasets[i])"
+        )
     if isinstance(value, torch.utils.data.IterableDataset):
         raise ConfigurationError(
             f"{type(value).__name__} is an IterableDataset: it can only be read from the start, so "

@@ -20,7 +20,11 @@ _MOST = 1024  # workers or threads: more is a slip, and would take the machine d
 
 
 def refuse_torch_arguments(
-    *, sampler: Any, batch_sampler: Any, generator: Any, in_order: bool, pin_memory_device: str
+    sampler: Any = None,
+    batch_sampler: Any = None,
+    generator: Any = None,
+    in_order: bool = True,
+    pin_memory_device: str = "",
 ) -> None:
     """Refuse what the plan decides, and what torch itself ignores by now.
 

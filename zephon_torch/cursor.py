@@ -102,7 +102,7 @@ class Cursor:
         self._staged.pop(route, None)
         self._staged[route] = _Staged(self._known(state), strict, route)
         with contextlib.suppress(StateError):  # told by check()
-            self._splitter.epoch = self.place[0]
+            self._splitter.show_epoch(self.place[0])
 
     def _known(self, state: Progress | Sequence[int]) -> Progress | Sequence[int]:
         """A state of this plan in the plan's own spelling; any other, sound or not, as it is."""
@@ -140,7 +140,7 @@ class Cursor:
                     f"the state says that {progress.delivered} samples were delivered, an epoch "
                     f"has {self._splitter.source.total_samples}"
                 )
-        # what is asked of the splitter from now on, such as loader[step], is asked of that state
+        # what is asked of the splitter from now on, as by loader.batch(step), is of that state
         self._splitter.lanes = self._lanes_for(progress)
 
     def begin(self) -> tuple[int, int]:
@@ -154,13 +154,12 @@ class Cursor:
 
     @property
     def left_of_this_order(self) -> int:
-        """Samples after which a pass of the order that comes next was left; 0 after a whole one.
+        """Samples after which a loop over the epoch that comes next was left; 0 after a whole one.
 
-        One batch counts as a look at the data, and the order of the files as meant.
+        The order of the files begins anew as it was meant to, so there it is 0 too.
         """
         is_restart = not self._staged and self._next_epoch in (None, self._epoch)
-        is_look = self._delivered <= self._splitter.global_batch_size
-        return self._delivered if is_restart and not is_look and self._splitter.shuffle else 0
+        return self._delivered if is_restart and self._splitter.shuffle else 0
 
     def adopt(self, epoch: int, delivered: int) -> None:
         """An iterator that started there has come to its first batch: the state counts from it."""
@@ -231,7 +230,7 @@ class Cursor:
             return
         epoch = max(0, epoch + self._shift)
         self._next_epoch = epoch if epoch != self._epoch else None
-        self._splitter.epoch = epoch
+        self._splitter.show_epoch(epoch)
 
     @property
     def _here(self) -> tuple[int, int]:
@@ -265,4 +264,4 @@ class Cursor:
 
     def _move_to(self, epoch: int, delivered: int) -> None:
         self._epoch, self._delivered = epoch, delivered
-        self._splitter.epoch = epoch if self._next_epoch is None else self._next_epoch
+        self._splitter.show_epoch(epoch if self._next_epoch is None else self._next_epoch)

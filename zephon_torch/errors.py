@@ -13,6 +13,8 @@
     ├── StaleIteratorError (RuntimeError) an iterator that a newer one or a load has replaced
     └── WorkerError (RuntimeError)        a worker process died, or user code broke its contract
 
+    SameOrderWarning (UserWarning)        two loaders side by side, in one order by accident
+
 Each message names the thing (dataset, shard, record, rank, both numbers) and says what to do.
 """
 
@@ -57,3 +59,7 @@ class StaleIteratorError(ZephonError, RuntimeError):
 
 class WorkerError(ZephonError, RuntimeError):
     """A worker process died, or a user function broke its contract (``StopIteration``)."""
+
+
+class SameOrderWarning(UserWarning):
+    """Two loaders over different data are iterated side by side, in the same order."""

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-import warnings
 import weakref
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -15,72 +13,15 @@ import torch
 from zephon_torch.ahead import Ahead
 from zephon_torch.arithmetic.permutation import text_key
 from zephon_torch.engine import Run
-from zephon_torch.errors import StaleIteratorError, WorldError
-from zephon_torch.io.copies import CacheStats
-from zephon_torch.nodes.made import BadRecord, Made, Mended
+from zephon_torch.errors import StaleIteratorError
+from zephon_torch.loop_checks import LoopChecks
+from zephon_torch.nodes.made import Made
 from zephon_torch.prepared import Prepared, prepared
+from zephon_torch.settings import pins_here
 from zephon_torch.work.items import WorkItem
-from zephon_torch.work.plan import Pointers
 
 if TYPE_CHECKING:
     from zephon_torch.loader import DataLoader
-
-
-_BAD_LISTED = 1000
-
-
-@dataclass(slots=True)
-class LoaderStats:
-    """What a loader has handed over, in this process.
-
-    Attributes:
-        batches: batches.
-        samples: real samples on this rank.
-        wait_seconds: seconds the training loop waited for batches.
-        num_bad: records that ``on_error=`` left out or replaced.
-        bad: the first 1,000 of them, with dataset, file, record and error.
-        cache: what the cache of shards did; all 0 without ``cache_dir=``.
-    """
-
-    batches: int = 0
-    samples: int = 0
-    wait_seconds: float = 0.0
-    num_bad: int = 0
-    bad: list[BadRecord] = field(default_factory=list)
-    cache: CacheStats = field(default_factory=CacheStats)
-
-    def note_bad(self, bad: Sequence[BadRecord]) -> None:
-        """Count bad records."""
-        self.num_bad += len(bad)
-        self.bad += bad[: max(0, _BAD_LISTED - len(self.bad))]
-
-
-class InHand:
-    """What is known of the batch that was handed over last; made of it when it is asked for."""
-
-    def __init__(self) -> None:
-        self._source: WorkItem | Mended | None = None
-        self._valid: torch.Tensor | None = None
-
-    def take(self, source: WorkItem | Mended) -> None:
-        """Hold another one."""
-        self._source, self._valid = source, None
-
-    @property
-    def pointers(self) -> Pointers | None:
-        """Its pointers; None before the first."""
-        return None if self._source is None else self._source.pointers
-
-    @property
-    def valid(self) -> torch.Tensor | None:
-        """bool[b], which of its samples are real."""
-        if self._valid is None and self._source is not None:
-            real = self._source.valid
-            if real is None:
-                self._valid = torch.ones(len(self._source.pointers), dtype=torch.bool)
-            else:
-                self._valid = torch.from_numpy(real.copy())
-        return self._valid
 
 
 class Iteration(Iterator[Any]):
@@ -98,15 +39,11 @@ class Iteration(Iterator[Any]):
         self._loads: tuple[object, ...] = ()
         self._is_adopted = False  # whether the state counts from `start`: since the first batch
         self._is_under_way = False  # whether it is more than a look at one batch
-        self._is_of_all_ranks = False  # whether all ranks must have begun at the same place
-        self._said = ""  # by the first of them, once it was asked
-        self._left = 0  # samples after which an earlier pass of the same order was left
+        self._checks: LoopChecks | None = None
         self._is_over = False  # whether the last batch of the epoch was handed over
         self._ended = False
         self._prepared: Prepared | None = None
-        # batches of worker processes are pinned by torch's own loader
-        is_asked = loader.pin_memory and not loader.num_workers
-        self._pins = is_asked and torch.cuda.is_available()
+        self._pins = pins_here(loader, stacklevel=3)
         self._lock = threading.RLock()
 
     def __next__(self) -> Any:
@@ -169,6 +106,33 @@ class Iteration(Iterator[Any]):
     def __len__(self) -> int:
         return len(self._loader)
 
+    def __del__(self) -> None:
+        # the batch may have been the only one of a look: told here, because nothing comes after
+        checks = getattr(self, "_checks", None)
+        if checks is not None and self._is_adopted and not (self._is_under_way or self._is_over):
+            checks.dropped_after_one_batch()
+
+    @property
+    def loader(self) -> DataLoader:
+        """The loader whose batches these are."""
+        return self._loader
+
+    @property
+    def position(self) -> tuple[int, int] | None:
+        """Epoch and delivered samples after the last batch; None before the first, and once over.
+
+        An older loop than the loader's newest one has none either.
+        """
+        live = self._loader._live
+        is_live = live is not None and live() is self
+        return self._place if is_live and self._is_adopted and not self._ended else None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a batch of its epoch is to come of it."""
+        is_on = self.position is not None and not self._is_over
+        return is_on and not self._cursor.has_loads
+
     def close(self) -> None:
         """Give up what was prefetched; a later ``next()`` goes on at its place, with a new run."""
         if self._run is not None:
@@ -185,13 +149,14 @@ class Iteration(Iterator[Any]):
         loader = self._loader
         self._start, self._loads = self._cursor.begin(), self._cursor.loads
         self._place = self._start
-        self._is_of_all_ranks = loader._live is None or bool(self._loads)
-        self._left = self._cursor.left_of_this_order
+        is_of_all_ranks = loader._live is None or bool(self._loads)
         previous = loader._live() if loader._live is not None else None
         if previous is not None:
             previous.close()
+        loader._renew_engine()
         run = self._run_from(self._start)
         loader._live = weakref.ref(self)
+        self._checks = LoopChecks(self, loader, self._start, is_of_all_ranks)
         self._prepared = prepared(loader)
         if self._prepared is not None:
             self._prepared.begin()
@@ -214,8 +179,8 @@ class Iteration(Iterator[Any]):
         if live is None or live() is not self:
             raise StaleIteratorError(
                 "this iterator cannot go on: a newer one of the same loader has begun, or the "
-                "loader was closed. Use one iterator at a time, and loader[step] to look at other "
-                "batches"
+                "loader was closed. Use one iterator at a time, and loader.batch(step) or "
+                "loader.peek(n) to look at other batches"
             )
         if self._is_adopted:
             is_current = not self._cursor.has_loads or self._cursor.matches_staged()
@@ -229,40 +194,9 @@ class Iteration(Iterator[Any]):
             )
 
     def _get_under_way(self) -> None:
-        """Tell of what a whole loop would get wrong without a word.
-
-        Raises:
-            WorldError: another rank has begun elsewhere; at each call.
-        """
-        if self._left and not self._loader._has_warned:
-            self._loader._has_warned = True
-            warnings.warn(
-                f"the loop before this one was left after {self._left} samples of epoch "
-                f"{self._start[0]}; this one began the same epoch anew, in the same order. For "
-                "short epochs give max_samples= to the work source, for a new order call "
-                "loader.set_epoch(), to go on load the state: loader.load_state_dict("
-                "loader.state_dict())",
-                stacklevel=4,
-            )
-        if self._is_of_all_ranks:
-            self._compare_with_other_ranks()
+        assert self._checks is not None
+        self._checks.second_batch()
         self._is_under_way = True
-
-    def _compare_with_other_ranks(self) -> None:
-        splitter, (epoch, delivered) = self._loader._splitter, self._start
-        plan = self._loader.source.identity.fingerprint[:16]
-        words = (
-            f"plan {plan}, epoch {epoch}, {delivered} samples delivered, {splitter.lanes} lanes, "
-            f"global batches of {splitter.global_batch_size}"
-        )
-        said = self._said = self._said or splitter.world.first_said(words)
-        if said != words:
-            raise WorldError(
-                f"ranks do not go on from the same place: this one (rank {splitter.rank}) from "
-                f"{words}; another one from {said}. Make the loader with the same data, seed and "
-                "batch size and load the checkpoint on every rank (DDP sends weights from rank 0, "
-                "but not this); give rank= and num_replicas= to a loader that not all ranks iterate"
-            )
 
     def _adopt(self) -> None:
         self._cursor.adopt(*self._start)
@@ -278,6 +212,8 @@ class Iteration(Iterator[Any]):
             self._adopt()
         if not self._is_over:  # its last batch was one that could not be made
             self._cursor.end_epoch(self._start[0])
+        if self._checks is not None:
+            self._checks.end()
 
     def _count(self, item: WorkItem, made: Made) -> None:
         """Count a batch that is handed over."""

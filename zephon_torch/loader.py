@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import copy
 import os
-import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.context import BaseContext
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -25,25 +23,26 @@ from zephon_torch.arguments import (
 )
 from zephon_torch.caching import make_copies
 from zephon_torch.cursor import Cursor
-from zephon_torch.engine import make_engine
-from zephon_torch.iteration import InHand, Iteration, LoaderStats
+from zephon_torch.iteration import Iteration
 from zephon_torch.keywords import explains_keywords
 from zephon_torch.nodes.pipeline import make_pipeline
 from zephon_torch.nodes.pointed import PointedSamples
 from zephon_torch.nodes.tolerate import OnError
 from zephon_torch.nodes.transform import Functions
+from zephon_torch.stats import InHand, LoaderStats
+from zephon_torch.torch_face import TorchFace
+from zephon_torch.uncounted import Uncounted, UncountedIteration, batch_of
 from zephon_torch.work.mixture import MixtureSpec
 from zephon_torch.work.plan import Pointers
 from zephon_torch.work.progress import Progress
 from zephon_torch.work.splitter import ChunkSplitter
-from zephon_torch.workers import WorkerOptions
 from zephon_torch.world import World
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
-class DataLoader(torch.utils.data.DataLoader[Any]):
+class DataLoader(TorchFace):
     """Batches of a plan, in an order that no number of ranks, workers or restarts changes.
 
     Takes torch's arguments in torch's order, and some of its own.
@@ -104,12 +103,6 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         (3, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
     """
 
-    # Accelerate saves the state of a loader where it finds the first; the others it reads while it
-    # accumulates gradients (see prepared.py)
-    use_stateful_dataloader = True
-    end_of_dataloader = False
-    remainder = -1
-
     @explains_keywords("DataLoader", OF_A_SOURCE)
     def __init__(
         self,
@@ -146,13 +139,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         num_replicas: int | None = None,
         mesh: DeviceMesh | None = None,
     ) -> None:
-        refuse_torch_arguments(
-            sampler=sampler,
-            batch_sampler=batch_sampler,
-            generator=generator,
-            in_order=in_order,
-            pin_memory_device=pin_memory_device,
-        )
+        refuse_torch_arguments(sampler, batch_sampler, generator, in_order, pin_memory_device)
         check_engine(num_workers, num_threads, prefetch_factor, timeout)
         check_functions(transform=transform, takes_rng=takes_rng, collate_fn=collate_fn)
         check_on_error(on_error)
@@ -174,57 +161,28 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         )
         super().__init__(
             PointedSamples(self._pipeline, source),
-            batch_sampler=splitter,
+            splitter,
+            batch_size=None if global_batch_size else batch_size,
             num_workers=num_workers,
+            num_threads=num_threads,
             collate_fn=collate_fn,
             pin_memory=pin_memory,
             timeout=timeout,
             worker_init_fn=worker_init_fn,
             multiprocessing_context=multiprocessing_context,
-            prefetch_factor=prefetch_factor if num_workers else None,
+            prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers,
-            # iter() of torch's loader draws from the global generator otherwise
-            generator=torch.Generator(),
         )
-        for attribute, value in (
-            ("sampler", splitter),
-            ("drop_last", drop_last),
-            ("batch_size", None if global_batch_size else batch_size),
-        ):
-            object.__setattr__(self, attribute, value)  # torch forbids plain assignment
-        self.prefetch_factor = prefetch_factor
-        self.pin_memory_device = pin_memory_device
         self.stats = LoaderStats() if copies is None else LoaderStats(cache=copies.stats)
         self._in_hand = InHand()
-        self._has_warned = False  # of an epoch that began anew
+        self._told: set[str] = set()  # of which warnings are given once
         self._splitter = splitter
         self._cursor = Cursor(splitter, lanes)
         splitter.on_set_epoch = self._cursor.set_epoch
         splitter.on_iter = self._cursor.refuse_uncounted
-        self._engine = make_engine(
-            self._pipeline,
-            num_threads=num_threads,
-            depth=prefetch_factor,
-            workers=WorkerOptions(
-                num_workers=num_workers,
-                prefetch_factor=prefetch_factor,
-                pin_memory=pin_memory,
-                timeout=timeout,
-                worker_init_fn=worker_init_fn,
-                multiprocessing_context=multiprocessing_context,
-                persistent_workers=persistent_workers,
-            ),
-        )
         self._live: weakref.ref[Iteration] | None = None
-
-    @property
-    def _is_accelerate_prepared(self) -> bool:
-        """Accelerate takes a loader as it is where this is True, and then sets it."""
-        return True
-
-    @_is_accelerate_prepared.setter
-    def _is_accelerate_prepared(self, value: bool) -> None:
-        self._cursor.is_prepared = value
+        self._uncounted: weakref.WeakSet[UncountedIteration] | None = None  # made for the first
+        self._finish_init()
 
     def _settle(self) -> None:
         """Checks that need the world, at each use of the loader."""
@@ -236,10 +194,6 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def __iter__(self) -> Any:
         """An iterator over the rest of a loaded epoch, or over the current one from its start."""
         self._settle()
-        if self.pin_memory and not self.num_workers and not torch.cuda.is_available():
-            warnings.warn(
-                "pin_memory=True has no effect: no accelerator is found", UserWarning, stacklevel=2
-            )
         return Iteration(self)
 
     def __len__(self) -> int:
@@ -251,17 +205,33 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._settle()
         return len(self._splitter)
 
-    def __getitem__(self, step: int) -> Any:
-        """Batch of one step of the current epoch, computed directly; progress does not move.
+    def batch(self, step: int, epoch: int | None = None) -> Any:
+        """Batch of one step of an epoch, computed directly in this process; moves nothing.
+
+        Args:
+            step: from 0; negative ones count from the end.
+            epoch: None: the current one, which after the last batch of an epoch is the next.
 
         Raises:
             IndexError: the epoch has no such step.
         """
-        self._settle()
-        if step < -len(self) if step < 0 else step >= self._splitter.num_steps:
-            raise IndexError(f"step {step} of an epoch of {self._splitter.num_steps} steps")
-        step = step + len(self) if step < 0 else step
-        return self._pipeline(self._splitter.item(step, self.epoch)).data
+        return batch_of(self, step, epoch)
+
+    def peek(self, num_batches: int) -> Uncounted:
+        """The batches that come next, to iterate without moving anything; see :meth:`uncounted`.
+
+        They are those of the running loop, or of the next one where none runs, up to its end.
+        """
+        return Uncounted(self, num_batches=num_batches)
+
+    def uncounted(self, epoch: int | None = None) -> Uncounted:
+        """All batches of an epoch (None: the current one), to iterate without moving anything.
+
+        For what goes through the training data beside the training, such as ``update_bn``:
+        progress, ``pointers``, ``valid`` and ``stats`` stay as they are, also in the middle of a
+        loop. The batches come from threads or worker processes of their own.
+        """
+        return Uncounted(self, epoch=epoch)
 
     @property
     def remaining(self) -> int | float:
@@ -335,15 +305,15 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def close(self) -> None:
         """End threads and processes. The loader can be used again, with a new iterator."""
         live = self._live() if self._live is not None else None
-        if live is not None:
-            live.close()
+        for one in [*(self._uncounted or ()), *([] if live is None else [live])]:
+            one.close()
         self._live = None
         self._engine.close()
         self._pipeline.fetcher.close()
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy or pickle stands where this one does and shares nothing that moves."""
-        return self.__dict__ | {"_live": None}
+        return self.__dict__ | {"_live": None, "_uncounted": None}
 
     def __copy__(self) -> Self:
         return copy.deepcopy(self)
@@ -351,12 +321,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

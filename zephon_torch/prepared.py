@@ -22,10 +22,10 @@ class Prepared:
     """Tells Accelerate how the iteration of a loader goes. Made only for prepared loaders."""
 
     def __init__(self, loader: DataLoader) -> None:
-        from accelerate.state import GradientState, PartialState
+        from accelerate.state import GradientState
 
         self._loader = loader
-        self._gradient_state, self._device = GradientState(), PartialState().device
+        self._gradient_state, self._device = GradientState(), _device()
 
     def begin(self) -> None:
         """An iteration begins: it is the active one from now on."""
@@ -38,14 +38,29 @@ class Prepared:
 
     def hand_over(self, batch: Any, *, is_last: bool) -> Any:
         """The batch on the accelerator's device."""
-        from accelerate.utils import send_to_device
-
         self._loader.end_of_dataloader = is_last
-        return send_to_device(batch, self._device)
+        return _placed(batch, self._device)
 
     def end(self) -> None:
         """The iteration is over."""
         self._gradient_state._remove_dataloader(self._loader)
+
+
+def on_device(batch: Any) -> Any:
+    """A batch of a prepared loader on the accelerator's device."""
+    return _placed(batch, _device())
+
+
+def _placed(batch: Any, device: Any) -> Any:
+    from accelerate.utils import send_to_device
+
+    return send_to_device(batch, device)
+
+
+def _device() -> Any:
+    from accelerate.state import PartialState
+
+    return PartialState().device
 
 
 def prepared(loader: DataLoader) -> Prepared | None:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import itertools
 import os
-from typing import TYPE_CHECKING
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed
 
@@ -20,7 +23,10 @@ if TYPE_CHECKING:
 
 
 _num_said = itertools.count()
+_num_begun: Counter[str] = Counter()  # by epoch of a plan: as often as this process has begun it
+_num_ended: Counter[str] = Counter()
 _imported_by = os.getpid()
+_STORE_ERRORS = (RuntimeError, ValueError, AttributeError, NotImplementedError)
 
 
 class World:
@@ -80,15 +86,37 @@ class World:
         store of torch.distributed that cannot answer is no reason to stop. A forked child does not
         ask: it would share the store's connection with its parent.
         """
-        is_forked = os.getpid() != _imported_by
-        if is_forked or self._given is not None or self._mesh is not None or self.num_replicas == 1:
+        if not self._asks_others():
             return words
         key = f"zephon_torch/{next(_num_said)}"
         try:
-            store = torch.distributed.distributed_c10d._get_default_store()
-            return str(store.compare_set(key, "", words).decode())
-        except (RuntimeError, ValueError, AttributeError, NotImplementedError):
+            return str(_default_store().compare_set(key, "", words).decode())
+        except _STORE_ERRORS:
             return words
+
+    def begin(self, plan: str, epoch: int) -> Roll | None:
+        """Let the other ranks know that this one begins an epoch of a plan.
+
+        None where other ranks need not begin it (rank= or a mesh was given, or there are none), or
+        where the store of torch.distributed cannot count. Not a collective.
+        """
+        if not self._asks_others():
+            return None
+        key = f"zephon_torch/begun/{plan[:16]}/{epoch}"
+        try:
+            store = _default_store()
+            store.add(f"{key}/{_num_begun[key] + 1}", 1)
+        except _STORE_ERRORS:
+            return None
+        _num_begun[key] += 1
+        is_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        return Roll(key, epoch, *self.resolve(), _num_begun[key], store if is_agents else None)
+
+    def _asks_others(self) -> bool:
+        """Whether all ranks of torch.distributed run this loader, and may be asked."""
+        is_forked = os.getpid() != _imported_by  # would share its parent's connection
+        is_given = self._given is not None or self._mesh is not None
+        return not is_forked and not is_given and self.num_replicas > 1
 
     @property
     def is_known(self) -> bool:
@@ -110,6 +138,48 @@ class World:
     def _from_mesh(self) -> tuple[int, int]:
         assert self._mesh is not None
         return self._mesh.get_local_rank(), self._mesh.size()
+
+
+@dataclass(frozen=True, slots=True)
+class Roll:
+    """Which ranks have begun an epoch of a plan, as torch.distributed's store counts it.
+
+    Attributes:
+        key: names the epoch in the store.
+        epoch: its number.
+        rank, num_ranks: this process's place.
+        number: how many times this process has begun it by now.
+        store: the store, where a launcher keeps it beyond the end of torch.distributed here.
+        begun: when this process began it, in seconds of the monotonic clock.
+    """
+
+    key: str
+    epoch: int
+    rank: int
+    num_ranks: int
+    number: int
+    store: Any
+    begun: float = field(default_factory=time.monotonic)
+    pid: int = field(default_factory=os.getpid)
+
+    def end(self) -> int:
+        """Count that this process has gone through it; returns how many times by now."""
+        _num_ended[self.key] += 1
+        return _num_ended[self.key]
+
+    def num_begun(self, number: int) -> int | None:
+        """Ranks that have begun it so many times; None where the store cannot say."""
+        if self.pid != os.getpid():
+            return None
+        try:
+            store = _default_store() if self.store is None else self.store
+            return int(store.add(f"{self.key}/{number}", 0))
+        except _STORE_ERRORS:
+            return None
+
+
+def _default_store() -> Any:
+    return torch.distributed.distributed_c10d._get_default_store()
 
 
 def _from_torch() -> tuple[int, int]:

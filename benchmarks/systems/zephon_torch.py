@@ -43,7 +43,7 @@ class ZephonTorch(System):
         source = source_of_text(data, variant["datasets"], variant["format"], folder)
         loader = make_loader(source, variant, collate_fn=same)
         if variant["format"] == "jsonl+orjson":
-            loader[0]
+            loader.batch(0)
             if "orjson" not in sys.modules:
                 raise RuntimeError("this version does not use orjson")
         return loader

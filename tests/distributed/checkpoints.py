@@ -522,8 +522,8 @@ def refusals(model: str, change: str, way: Way, path: Path) -> list[str]:
     way.load(trainer, path)
     loader, said = trainer.loader, []
     uses: list[Callable[[], Any]] = [
-        lambda: iter(loader), lambda: len(loader), lambda: loader[0], lambda: loader.remaining,
-        lambda: iter(loader),
+        lambda: iter(loader), lambda: len(loader), lambda: loader.batch(0),
+        lambda: loader.remaining, lambda: iter(loader),
     ]  # fmt: skip
     for use in uses:
         try:

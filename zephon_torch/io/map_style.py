@@ -16,9 +16,15 @@ def length_of(name: str, samples: Any) -> int:
     """Ask something map-style for its length, without iterating it.
 
     Raises:
-        ConfigurationError: It can only be iterated, or does not know its length.
+        ConfigurationError: It can only be iterated, or does not know its length; or it is a loader,
+            whose items would be batches.
     """
     torch_data = sys.modules.get("torch.utils.data")  # not imported: not one of its objects
+    if isinstance(samples, getattr(torch_data, "DataLoader", ())):
+        raise ConfigurationError(
+            f"dataset {name!r} is a {type(samples).__name__}, whose items would be batches: give "
+            "the dataset that it was made of"
+        )
     iterable = getattr(torch_data, "IterableDataset", ())
     if hasattr(samples, "__getitem__") and not isinstance(samples, iterable):
         try:
@@ -60,3 +66,9 @@ def check_sizes(name: str, shard_sizes: Any, length: int) -> npt.NDArray[np.int6
             f"shard_sizes of dataset {name!r} sum to {total:,}, but there are {length:,} samples"
         )
     return sizes
+
+
+def came_as_one(samples: Any) -> bool:
+    """Whether samples came as one TensorDict or tensorclass, as their own ``__getitems__`` does."""
+    tensordict = sys.modules.get("tensordict")  # not imported: not one of its objects
+    return tensordict is not None and bool(tensordict.is_tensor_collection(samples))

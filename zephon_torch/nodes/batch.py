@@ -12,6 +12,7 @@ from torch.utils.data import default_collate
 
 from zephon_torch.errors import ConfigurationError, DatasetError, WorkerError
 from zephon_torch.io.dataset import Samples
+from zephon_torch.io.map_style import came_as_one
 from zephon_torch.work.plan import Pointers
 
 _PROVENANCE = "provenance"
@@ -43,14 +44,17 @@ class Collate:
     """Samples to batch.
 
     Attributes:
-        function: the user's collate_fn, which always gets a list; None for torch's default.
+        function: the user's collate_fn, which gets a list (of the rows of one TensorDict, a
+            TensorDict, as from torch); None for torch's default.
         names: names of the datasets that ``Pointers.dataset`` counts in.
         provenance: whether dict batches get where their samples come from.
+        joins_rows: whether samples are rows of TensorDicts.
     """
 
     function: Callable[[list[Any]], Any] | None
     names: tuple[str, ...]
     provenance: bool = False
+    joins_rows: bool = False
 
     def __call__(self, samples: Samples, source: Pointed) -> Any:
         """A batch; of an array of rows a tensor of them, in its memory.
@@ -81,6 +85,8 @@ class Collate:
 
     def _collated(self, samples: Samples, source: Pointed) -> Any:
         try:
+            if self.joins_rows and (rows := _as_one(samples)) is not None:
+                return rows if self.function is None else self.function(rows)
             if self.function is not None:
                 return self.function(list(samples))
             if isinstance(samples, np.ndarray):
@@ -146,6 +152,13 @@ def _refuse_none(samples: Sequence[Any]) -> None:
     place = next((i for i, sample in enumerate(samples) if sample is None), None)
     if place is not None:
         raise NoSample(place) from None
+
+
+def _as_one(samples: Any) -> Any:
+    """Rows of TensorDicts as one; None for anything else that a transform has made of them."""
+    if came_as_one(samples):
+        return samples
+    return torch.stack(list(samples)) if all(map(came_as_one, samples)) else None
 
 
 def _with_provenance(batch: Any, pointers: Pointers) -> Any:

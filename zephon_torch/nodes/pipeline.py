@@ -19,6 +19,7 @@ from zephon_torch.errors import ConfigurationError, WorkerError
 from zephon_torch.io.copies import ShardCopies
 from zephon_torch.io.dataset import Samples, samples_of
 from zephon_torch.io.formats.mapped_rows import PlacedRows
+from zephon_torch.io.map_style import came_as_one
 from zephon_torch.nodes.batch import Collate, NoSample, Pointed
 from zephon_torch.nodes.fetch import ROWS, Fetcher
 from zephon_torch.nodes.made import Made, Mended
@@ -176,7 +177,9 @@ def make_pipeline(
     fetcher = Fetcher(source.datasets, copies)
     user = None if transform is None else Transform(transform, takes_rng, source.seed, source.names)
     tolerance = None if on_error == "raise" else Tolerance(fetcher, user, on_error, source.seed)
-    return Pipeline(fetcher, user, Collate(collate_fn, source.names, provenance), tolerance)
+    joins_rows = all(came_as_one(dataset.samples) for dataset in source.datasets)
+    collate = Collate(collate_fn, source.names, provenance, joins_rows)
+    return Pipeline(fetcher, user, collate, tolerance)
 
 
 def _check_provenance(source: WorkSource, transform: Functions | None) -> None:

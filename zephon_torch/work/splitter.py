@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from torch.utils.data import DistributedSampler, Sampler
@@ -26,6 +26,7 @@ from zephon_torch.world import World
 
 _SLAB = 16384  # positions whose pointers are computed at once
 _FIRST_SLAB_STEPS = 8  # the first slab is short: a resumed run should start at once
+_FIXED = {"source", "dataset", "seed", "shuffle", "drop_last"}  # parts of the plan, or checked
 
 
 class Pointer(NamedTuple):
@@ -53,7 +54,7 @@ class ChunkSplitter(DistributedSampler[list[Pointer]]):
         world: a :class:`~zephon_torch.world.World` in place of rank and num_replicas.
 
     Attributes:
-        epoch: what iterating gives; :meth:`set_epoch` changes it.
+        epoch: what iterating gives; setting it is :meth:`set_epoch`.
         even_batches: Accelerate's word for ranks that all get the same number of batches. They
             always do; setting it changes nothing.
 
@@ -107,6 +108,21 @@ class ChunkSplitter(DistributedSampler[list[Pointer]]):
             self.check()
         elif drop_last and source.total_samples < smallest:
             self._refuse_empty_epoch(smallest)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _FIXED and name in self.__dict__:
+            raise ConfigurationError(
+                f"{name} of a sampler that is made cannot be set, it would change nothing: give "
+                f"{name}= to a new loader"
+            )
+        if name == "epoch" and self.__dict__.get("on_set_epoch") is not None:
+            self.set_epoch(value)
+        else:
+            super().__setattr__(name, value)
+
+    def show_epoch(self, epoch: int) -> None:
+        """Set what iterating gives, for the loader that owns this splitter and keeps the count."""
+        self.__dict__["epoch"] = epoch
 
     def check(self) -> None:
         """Raise if the world, the batch size and the epoch do not fit together."""

@@ -10,13 +10,15 @@ import numpy.typing as npt
 
 from zephon_torch.errors import DatasetError
 from zephon_torch.io.formats.reader import check_bounds
+from zephon_torch.io.map_style import came_as_one
 
 
 class MemoryReader:
     """Reads items [start, start + num_samples) of an object with ``__getitem__``.
 
-    An object with ``__getitems__`` (torch's convention) gets all numbers of a call at once. What
-    the object raises passes through, with a note that names the record.
+    An object with ``__getitems__`` (torch's convention) gets all numbers of a call at once; rows of
+    a TensorDict come as one, as torch's collate_fn gets them. What the object raises passes
+    through, with a note that names the record.
     """
 
     def __init__(self, samples: Any, start: int, num_samples: int, shard: str) -> None:
@@ -48,7 +50,8 @@ class MemoryReader:
 
     def _read_at_once(self, numbers: list[int]) -> list[Any]:
         try:
-            items = list(self._samples.__getitems__(numbers))
+            given = self._samples.__getitems__(numbers)
+            items = given if came_as_one(given) else list(given)
         except Exception as error:
             records = ", ".join(str(number - self._start) for number in numbers)
             error.add_note(f"at one of the records {records} of {self._shard}")
