@@ -34,7 +34,10 @@ LAYERS = [
     ("engine", ["sending.py", "ring.py", "worker_side.py", "workers.py", "engine.py", "ahead.py"]),
     ("its parts", ["arguments.py", "caching.py", "adopt.py", "cursor.py", "prepared.py"]),
     ("loader", ["iteration.py", "loader.py"]),
-    ("around it", ["checkpoint.py", "iterable.py", "skippable.py", "cli.py", "__main__.py"]),
+    (
+        "around it",
+        ["hidden.py", "checkpoint.py", "iterable.py", "skippable.py", "cli.py", "__main__.py"],
+    ),
     ("the package", ["__init__.py"]),
     ("frameworks", ["frameworks/"]),
 ]

@@ -30,6 +30,7 @@ from zephon_torch.nodes.pipeline import make_pipeline
 from zephon_torch.nodes.pointed import PointedSamples
 from zephon_torch.nodes.tolerate import OnError
 from zephon_torch.nodes.transform import Functions
+from zephon_torch.sending import PrivateGenerator
 from zephon_torch.work.mixture import MixtureSpec
 from zephon_torch.work.plan import Pointers
 from zephon_torch.work.progress import Progress
@@ -181,7 +182,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             prefetch_factor=prefetch_factor if num_workers else None,
             persistent_workers=persistent_workers,
             # iter() of torch's loader draws from the global generator otherwise
-            generator=torch.Generator(),
+            generator=PrivateGenerator(),
         )
         for attribute, value in (
             ("sampler", splitter),

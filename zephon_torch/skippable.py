@@ -22,6 +22,7 @@ import torch.utils.data
 
 from zephon_torch.errors import StateError
 from zephon_torch.loader import DataLoader
+from zephon_torch.sending import PrivateGenerator
 
 
 class Skippable(torch.utils.data.DataLoader[Any]):
@@ -54,7 +55,7 @@ class Skippable(torch.utils.data.DataLoader[Any]):
             _Batches(loader),
             batch_sampler=_Steps(loader),
             collate_fn=_as_it_is,
-            generator=torch.Generator(),  # iter() draws from the global one otherwise
+            generator=PrivateGenerator(),  # iter() draws from the global one otherwise
         )
 
     def __iter__(self) -> Any:

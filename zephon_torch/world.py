@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed
 
@@ -52,6 +52,11 @@ class World:
         self._resolved: tuple[int, int] | None = None
         if self._given is not None:
             _check_rank(*self._given)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A process that was alone does not know the world of the one that it is sent to."""
+        known = None if self._resolved == (0, 1) else self._resolved
+        return self.__dict__ | {"_resolved": known}
 
     def resolve(self) -> tuple[int, int]:
         """(rank, num_replicas), the same at every call.
