@@ -16,6 +16,7 @@ from zephon_torch.ahead import Ahead
 from zephon_torch.arithmetic.permutation import text_key
 from zephon_torch.engine import Run
 from zephon_torch.errors import StaleIteratorError, WorldError
+from zephon_torch.forgotten import load_forgotten_state
 from zephon_torch.io.copies import CacheStats
 from zephon_torch.nodes.made import BadRecord, Made, Mended
 from zephon_torch.prepared import Prepared, prepared
@@ -146,6 +147,8 @@ class Iteration(Iterator[Any]):
 
     def _made_ready(self) -> Run:
         """The run to take the next batch of, after checks that mostly have nothing to find."""
+        if not self._is_under_way:
+            load_forgotten_state(self._loader)
         if self._run is None:
             self._run = self._begin()
         self._check_live()
@@ -278,6 +281,7 @@ class Iteration(Iterator[Any]):
             self._adopt()
         if not self._is_over:  # its last batch was one that could not be made
             self._cursor.end_epoch(self._start[0])
+        self._cursor.end_iteration()
 
     def _count(self, item: WorkItem, made: Made) -> None:
         """Count a batch that is handed over."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 import torch.utils.data
 
+from zephon_torch import checks
 from zephon_torch.adopt import as_source
 from zephon_torch.arguments import (
     check_engine,
@@ -30,6 +31,7 @@ from zephon_torch.nodes.pipeline import make_pipeline
 from zephon_torch.nodes.pointed import PointedSamples
 from zephon_torch.nodes.tolerate import OnError
 from zephon_torch.nodes.transform import Functions
+from zephon_torch.prepared import Preparable
 from zephon_torch.sending import PrivateGenerator
 from zephon_torch.work.mixture import MixtureSpec
 from zephon_torch.work.plan import Pointers
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
-class DataLoader(torch.utils.data.DataLoader[Any]):
+class DataLoader(Preparable, torch.utils.data.DataLoader[Any]):
     """Batches of a plan, in an order that no number of ranks, workers or restarts changes.
 
     Takes torch's arguments in torch's order, and some of its own.
@@ -102,12 +104,6 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         >>> len(loader), sorted(int(x) for batch in loader for x in batch)
         (3, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
     """
-
-    # Accelerate saves the state of a loader where it finds the first; the others it reads while it
-    # accumulates gradients (see prepared.py)
-    use_stateful_dataloader = True
-    end_of_dataloader = False
-    remainder = -1
 
     def __init__(
         self,
@@ -215,15 +211,6 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         )
         self._live: weakref.ref[Iteration] | None = None
 
-    @property
-    def _is_accelerate_prepared(self) -> bool:
-        """Accelerate takes a loader as it is where this is True, and then sets it."""
-        return True
-
-    @_is_accelerate_prepared.setter
-    def _is_accelerate_prepared(self, value: bool) -> None:
-        self._cursor.is_prepared = value
-
     def _settle(self) -> None:
         """Checks that need the world, at each use of the loader."""
         self._splitter.check()
@@ -307,9 +294,29 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """Where the run stands."""
         return self._cursor.progress()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Where the run stands, as a fresh dict of ints and strings, the same on every rank."""
-        return self._cursor.progress().to_dict()
+    @property
+    def behind(self) -> int:
+        """Batches that a wrapper around the loader has fetched beyond the one in use: 0 or 1.
+
+        With 1, every state says where the batch in use ends: :meth:`state_dict` and the model's
+        after :func:`zephon_torch.bind`. Set it where a wrapper fetches one batch ahead.
+        """
+        return self._cursor.behind
+
+    @behind.setter
+    def behind(self, value: int) -> None:
+        self._cursor.behind = checks.integer("behind", value, minimum=0, maximum=1)
+
+    def state_dict(self, behind: int | None = None) -> dict[str, Any]:
+        """Where the run stands, as a fresh dict of ints and strings, the same on every rank.
+
+        Args:
+            behind: 1: the last batch came out of the loader but is not in use yet; 0: it is; None:
+                as :attr:`behind` says. At the end of an iteration, no batch is held back.
+        """
+        if behind is not None:
+            checks.integer("behind", behind, minimum=0, maximum=1)
+        return self._cursor.progress(behind).to_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
         """Go on from a state at the next ``iter()``, with any world, workers and batch size.
