@@ -24,7 +24,7 @@ MAX_LINES = 400
 
 # Layers from the bottom up; a file imports only from its own layer and from those before it.
 LAYERS = [
-    ("foundation", ["errors.py", "version.py", "checks.py", "extras.py", "forks.py", "forgotten.py"]),
+    ("foundation", ["errors.py", "version.py", "checks.py", "extras.py", "forks.py", "forgotten.py", "skipping.py"]),
     ("arithmetic", ["arithmetic/"]),
     ("io", ["io/"]),
     ("work", ["work/"]),

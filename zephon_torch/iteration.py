@@ -20,6 +20,7 @@ from zephon_torch.forgotten import load_forgotten_state
 from zephon_torch.io.copies import CacheStats
 from zephon_torch.nodes.made import BadRecord, Made, Mended
 from zephon_torch.prepared import Prepared, prepared
+from zephon_torch.skipping import SkipWatch
 from zephon_torch.work.items import WorkItem
 from zephon_torch.work.plan import Pointers
 
@@ -105,6 +106,7 @@ class Iteration(Iterator[Any]):
         self._is_over = False  # whether the last batch of the epoch was handed over
         self._ended = False
         self._prepared: Prepared | None = None
+        self._skips: SkipWatch | None = None
         # batches of worker processes are pinned by torch's own loader
         is_asked = loader.pin_memory and not loader.num_workers
         self._pins = is_asked and torch.cuda.is_available()
@@ -118,6 +120,8 @@ class Iteration(Iterator[Any]):
         if self._ended:
             raise StopIteration
         begun = time.perf_counter()
+        if self._skips is not None and self._skips.is_over(begun):
+            self._skips = None
         run = self._run
         if run is None or self._is_cut or not self._is_under_way or not self._is_current():
             run = self._made_ready()
@@ -138,6 +142,8 @@ class Iteration(Iterator[Any]):
         self._loader.stats.wait_seconds += time.perf_counter() - begun
         self._count(item, made)
         self._is_cut = False
+        if self._skips is not None:
+            self._skips.returned()
         return batch
 
     def _is_current(self) -> bool:
@@ -193,6 +199,8 @@ class Iteration(Iterator[Any]):
         previous = loader._live() if loader._live is not None else None
         if previous is not None:
             previous.close()
+        if self._loads:
+            self._skips = SkipWatch.after(self._start[1], loader._splitter.global_batch_size)
         run = self._run_from(self._start)
         loader._live = weakref.ref(self)
         self._prepared = prepared(loader)
