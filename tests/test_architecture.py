@@ -26,7 +26,10 @@ MAX_LINES = 400
 LAYERS = [
     (
         "foundation",
-        ["errors.py", "version.py", "checks.py", "extras.py", "forks.py", "keywords.py"],
+        [
+            *("errors.py", "version.py", "checks.py", "extras.py", "forks.py", "keywords.py"),
+            *("forgotten.py", "skipping.py"),
+        ],
     ),
     ("arithmetic", ["arithmetic/"]),
     ("io", ["io/"]),
@@ -38,7 +41,10 @@ LAYERS = [
     ("its parts", ["arguments.py", "caching.py", "adopt.py", "cursor.py", "prepared.py"]),
     ("its parts", ["stats.py", "settings.py", "same_order.py", "attendance.py", "loop_checks.py"]),
     ("loader", ["torch_face.py", "uncounted.py", "iteration.py", "loader.py"]),
-    ("around it", ["checkpoint.py", "iterable.py", "skippable.py", "cli.py", "__main__.py"]),
+    (
+        "around it",
+        ["hidden.py", "checkpoint.py", "iterable.py", "skippable.py", "cli.py", "__main__.py"],
+    ),
     ("the package", ["__init__.py"]),
     ("frameworks", ["frameworks/"]),
 ]

@@ -61,6 +61,8 @@ class Cursor:
         self._asked: int | None = None  # the last set_epoch since a load
         self._shift = 0  # from the epochs of set_epoch to ours
         self._staged: dict[str, _Staged] = {}
+        self.behind = 0  # batches that were handed over and are not in use yet: 0 or 1
+        self._last: tuple[int, int] | None = None  # start of the last batch of a running iteration
         self.is_prepared = False  # a trainer, which saves the state, has prepared the loader
 
     @property
@@ -81,9 +83,16 @@ class Cursor:
         """Whether there are any."""
         return bool(self._staged)
 
-    def progress(self) -> Progress:
-        """The state. After a load and before the first batch: what was loaded."""
-        epoch, delivered = self.place
+    def progress(self, behind: int | None = None) -> Progress:
+        """The state. After a load and before the first batch: what was loaded.
+
+        Args:
+            behind: 1: the state before the last batch, which a wrapper that fetches one batch ahead
+                still holds, unless it has come to the end; None: as :attr:`behind` says.
+        """
+        is_behind = self.behind if behind is None else behind
+        held = self._last if is_behind and not self._staged else None
+        epoch, delivered = self.place if held is None else held
         here = Progress.at(self._identity, epoch=epoch, delivered=delivered, lanes=self._lanes)
         if not self._staged:
             return here
@@ -177,7 +186,9 @@ class Cursor:
         """Whether the staged state is where the run stands anyway; if so it is dropped."""
         self.check()
         staged = self._latest().progress()
-        if (*self._here, self._lanes) != (staged.epoch, staged.delivered, staged.lanes):
+        found = staged.epoch, staged.delivered
+        is_here = found in (self._here, self._last if self.behind else None)
+        if not is_here or staged.lanes != self._lanes:
             return False
         self._staged.clear()
         return True
@@ -209,12 +220,17 @@ class Cursor:
         if self._epoch == epoch:
             self._move_to(epoch + 1, 0)
 
+    def end_iteration(self) -> None:
+        """An iterator has said that no batch follows: whoever fetches ahead now holds none."""
+        self._last = None
+
     def advance(self, item: WorkItem) -> None:
         """Count a batch that is handed over. The end of an epoch is the start of the next."""
         if item.is_last or item.epoch != self._epoch:
             self._move_to(*((item.epoch + 1, 0) if item.is_last else (item.epoch, item.stop)))
         else:
             self._delivered = item.stop
+        self._last = item.epoch, item.start
 
     def set_epoch(self, epoch: int) -> None:
         """Ask for an epoch; see the rules above."""
@@ -263,5 +279,5 @@ class Cursor:
         return delivered > 0 and self._splitter.steps_between(delivered, total) <= 0
 
     def _move_to(self, epoch: int, delivered: int) -> None:
-        self._epoch, self._delivered = epoch, delivered
+        self._epoch, self._delivered, self._last = epoch, delivered, None
         self._splitter.show_epoch(epoch if self._next_epoch is None else self._next_epoch)

@@ -14,10 +14,12 @@ from zephon_torch.ahead import Ahead
 from zephon_torch.arithmetic.permutation import text_key
 from zephon_torch.engine import Run
 from zephon_torch.errors import StaleIteratorError
+from zephon_torch.forgotten import load_forgotten_state
 from zephon_torch.loop_checks import LoopChecks
 from zephon_torch.nodes.made import Made
 from zephon_torch.prepared import Prepared, prepared
 from zephon_torch.settings import pins_here
+from zephon_torch.skipping import SkipWatch
 from zephon_torch.work.items import WorkItem
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ class Iteration(Iterator[Any]):
         self._is_over = False  # whether the last batch of the epoch was handed over
         self._ended = False
         self._prepared: Prepared | None = None
+        self._skips: SkipWatch | None = None
         self._pins = pins_here(loader, stacklevel=3)
         self._lock = threading.RLock()
 
@@ -54,6 +57,8 @@ class Iteration(Iterator[Any]):
         if self._ended:
             raise StopIteration
         begun = time.perf_counter()
+        if self._skips is not None and self._skips.is_over(begun):
+            self._skips = None
         run = self._run
         if run is None or self._is_cut or not self._is_under_way or not self._is_current():
             run = self._made_ready()
@@ -74,6 +79,8 @@ class Iteration(Iterator[Any]):
         self._loader.stats.wait_seconds += time.perf_counter() - begun
         self._count(item, made)
         self._is_cut = False
+        if self._skips is not None:
+            self._skips.returned()
         return batch
 
     def _is_current(self) -> bool:
@@ -83,6 +90,8 @@ class Iteration(Iterator[Any]):
 
     def _made_ready(self) -> Run:
         """The run to take the next batch of, after checks that mostly have nothing to find."""
+        if not self._is_under_way:
+            load_forgotten_state(self._loader)
         if self._run is None:
             self._run = self._begin()
         self._check_live()
@@ -153,6 +162,8 @@ class Iteration(Iterator[Any]):
         previous = loader._live() if loader._live is not None else None
         if previous is not None:
             previous.close()
+        if self._loads:
+            self._skips = SkipWatch.after(self._start[1], loader._splitter.global_batch_size)
         loader._renew_engine()
         run = self._run_from(self._start)
         loader._live = weakref.ref(self)
@@ -212,6 +223,7 @@ class Iteration(Iterator[Any]):
             self._adopt()
         if not self._is_over:  # its last batch was one that could not be made
             self._cursor.end_epoch(self._start[0])
+        self._cursor.end_iteration()
         if self._checks is not None:
             self._checks.end()
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 import torch.utils.data
 
+from zephon_torch import checks
 from zephon_torch.adopt import as_source
 from zephon_torch.arguments import (
     OF_A_SOURCE,
@@ -279,9 +280,29 @@ class DataLoader(TorchFace):
         """Where the run stands."""
         return self._cursor.progress()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Where the run stands, as a fresh dict of ints and strings, the same on every rank."""
-        return self._cursor.progress().to_dict()
+    @property
+    def behind(self) -> int:
+        """Batches that a wrapper around the loader has fetched beyond the one in use: 0 or 1.
+
+        With 1, every state says where the batch in use ends: :meth:`state_dict` and the model's
+        after :func:`zephon_torch.bind`. Set it where a wrapper fetches one batch ahead.
+        """
+        return self._cursor.behind
+
+    @behind.setter
+    def behind(self, value: int) -> None:
+        self._cursor.behind = checks.integer("behind", value, minimum=0, maximum=1)
+
+    def state_dict(self, behind: int | None = None) -> dict[str, Any]:
+        """Where the run stands, as a fresh dict of ints and strings, the same on every rank.
+
+        Args:
+            behind: 1: the last batch came out of the loader but is not in use yet; 0: it is; None:
+                as :attr:`behind` says. At the end of an iteration, no batch is held back.
+        """
+        if behind is not None:
+            checks.integer("behind", behind, minimum=0, maximum=1)
+        return self._cursor.progress(behind).to_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
         """Go on from a state at the next ``iter()``, with any world, workers and batch size.

@@ -1,4 +1,4 @@
-"""What Accelerate expects of a loader that it has prepared.
+"""What Accelerate expects of a loader: before it prepares it, and after.
 
 ``Accelerator.prepare`` takes our loader as it is and marks it. Accelerate's own loaders then do two
 things, and so does ours: they put batches on the accelerator's device, and they tell its
@@ -14,8 +14,46 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from zephon_torch.cursor import Cursor
+from zephon_torch.work.splitter import ChunkSplitter
+
 if TYPE_CHECKING:
     from zephon_torch.loader import DataLoader
+
+
+class Preparable:
+    """Attributes that Accelerate reads off a loader, and the one that it sets."""
+
+    # it saves the state of a loader where it finds the first, and reads the others while it
+    # accumulates gradients
+    use_stateful_dataloader = True
+    end_of_dataloader = False
+    remainder = -1
+    _cursor: Cursor
+    _splitter: ChunkSplitter
+
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        """Accelerate takes a loader as it is where this is True, and then sets it."""
+        return True
+
+    @_is_accelerate_prepared.setter
+    def _is_accelerate_prepared(self, value: bool) -> None:
+        self._cursor.is_prepared = value
+
+    @property
+    def total_batch_size(self) -> int:
+        """Samples of a step over all processes."""
+        return self._splitter.global_batch_size
+
+    @property
+    def total_dataset_length(self) -> int:
+        """Samples of an epoch, over all processes and without padding.
+
+        Raises:
+            TypeError: the epoch never ends.
+        """
+        return len(self._splitter.dataset)  # type: ignore[arg-type]
 
 
 class Prepared:

@@ -17,6 +17,17 @@ from zephon_torch.errors import ConfigurationError
 _IN_MESSAGE_BYTES = 256 << 10
 
 
+class PrivateGenerator(torch.Generator):
+    """A generator of random numbers whose state is nobody's business: a copy is a new one.
+
+    torch pickles a generator with its state in shared memory, which a process that is being
+    spawned cannot open yet.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PrivateGenerator, ()
+
+
 class _Nowhere:
     """A file that keeps nothing."""
 

@@ -22,6 +22,7 @@ import torch.utils.data
 
 from zephon_torch.errors import StateError
 from zephon_torch.loader import DataLoader
+from zephon_torch.sending import PrivateGenerator
 
 
 class Skippable(torch.utils.data.DataLoader[Any]):
@@ -54,7 +55,7 @@ class Skippable(torch.utils.data.DataLoader[Any]):
             _Batches(loader),
             batch_sampler=_Steps(loader),
             collate_fn=_as_it_is,
-            generator=torch.Generator(),  # iter() draws from the global one otherwise
+            generator=PrivateGenerator(),  # iter() draws from the global one otherwise
         )
 
     def __iter__(self) -> Any:
@@ -72,13 +73,23 @@ class Skippable(torch.utils.data.DataLoader[Any]):
     def _is_accelerate_prepared(self, value: bool) -> None:
         self.loader._is_accelerate_prepared = value
 
+    @property
+    def total_batch_size(self) -> int:
+        """As the loader's."""
+        return self.loader.total_batch_size
+
+    @property
+    def total_dataset_length(self) -> int:
+        """As the loader's."""
+        return self.loader.total_dataset_length
+
     def set_epoch(self, epoch: int) -> None:
         """As the loader's."""
         self.loader.set_epoch(epoch)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, behind: int | None = None) -> dict[str, Any]:
         """As the loader's."""
-        return self.loader.state_dict()
+        return self.loader.state_dict(behind)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """As the loader's."""

@@ -9,14 +9,15 @@ from typing import Any, NoReturn
 import torch
 import torch.utils.data
 
-from zephon_torch.cursor import Cursor
 from zephon_torch.nodes.pipeline import Pipeline
 from zephon_torch.nodes.pointed import PointedSamples
+from zephon_torch.prepared import Preparable
+from zephon_torch.sending import PrivateGenerator
 from zephon_torch.settings import check_setting, engine_of, with_collate_fn
 from zephon_torch.work.splitter import ChunkSplitter
 
 
-class TorchFace(torch.utils.data.DataLoader[Any]):
+class TorchFace(Preparable, torch.utils.data.DataLoader[Any]):
     """torch's loader, with attributes that are true and do something when they are set.
 
     Args:
@@ -27,13 +28,7 @@ class TorchFace(torch.utils.data.DataLoader[Any]):
         multiprocessing_context, prefetch_factor, persistent_workers: as the loader's.
     """
 
-    # Accelerate saves the state of a loader where it finds the first; the others it reads while it
-    # accumulates gradients (see prepared.py)
-    use_stateful_dataloader = True
-    end_of_dataloader = False
-    remainder = -1
     _is_made = False
-    _cursor: Cursor
     _pipeline: Pipeline
 
     def __init__(
@@ -64,7 +59,7 @@ class TorchFace(torch.utils.data.DataLoader[Any]):
             prefetch_factor=prefetch_factor if num_workers else None,
             persistent_workers=persistent_workers,
             # iter() of torch's loader draws from the global generator otherwise
-            generator=torch.Generator(),
+            generator=PrivateGenerator(),
         )
         for name, value in (
             ("sampler", splitter),
@@ -115,12 +110,3 @@ class TorchFace(torch.utils.data.DataLoader[Any]):
             "of a step, loader.datasets[i][n] a sample; where a dataset is wanted, give the one "
             "that the loader was made of"
         )
-
-    @property
-    def _is_accelerate_prepared(self) -> bool:
-        """Accelerate takes a loader as it is where this is True, and then sets it."""
-        return True
-
-    @_is_accelerate_prepared.setter
-    def _is_accelerate_prepared(self, value: bool) -> None:
-        self._cursor.is_prepared = value

@@ -25,7 +25,7 @@ from zephon_torch.nodes.made import Made
 from zephon_torch.nodes.pipeline import Pipeline
 from zephon_torch.nodes.window import Windows
 from zephon_torch.ring import RowRing, make_ring
-from zephon_torch.sending import cannot_start
+from zephon_torch.sending import PrivateGenerator, cannot_start
 from zephon_torch.work.items import WorkItem
 from zephon_torch.worker_side import Batches, Beginning, Failure, InRing, Task
 
@@ -64,7 +64,7 @@ class WorkerEngine:
         self._feed = _Feed()
         self.is_sound = True
         # a private one: iter() of torch's loader would draw from the global generator
-        self._generator = torch.Generator()
+        self._generator = PrivateGenerator()
         self._loader: torch.utils.data.DataLoader[Any] | None = None
         # weak: an iterator that nobody holds any more ends its processes
         self._iterator: weakref.ref[Any] | None = None

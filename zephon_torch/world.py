@@ -59,6 +59,11 @@ class World:
         if self._given is not None:
             _check_rank(*self._given)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A process that was alone does not know the world of the one that it is sent to."""
+        known = None if self._resolved == (0, 1) else self._resolved
+        return self.__dict__ | {"_resolved": known}
+
     def resolve(self) -> tuple[int, int]:
         """(rank, num_replicas), the same at every call.
 
