@@ -31,7 +31,18 @@ LAYERS = [
     ("world", ["world.py"]),
     ("splitter", ["work/splitter.py"]),
     ("nodes", ["nodes/"]),
-    ("engine", ["sending.py", "ring.py", "worker_side.py", "workers.py", "engine.py", "ahead.py"]),
+    (
+        "engine",
+        [
+            "sending.py",
+            "ring.py",
+            "leash.py",
+            "worker_side.py",
+            "workers.py",
+            "engine.py",
+            "ahead.py",
+        ],
+    ),
     ("its parts", ["arguments.py", "caching.py", "adopt.py", "cursor.py", "prepared.py"]),
     ("loader", ["iteration.py", "loader.py"]),
     ("around it", ["checkpoint.py", "iterable.py", "skippable.py", "cli.py", "__main__.py"]),
@@ -41,7 +52,10 @@ LAYERS = [
 # The plan and all below it is plain arithmetic: files of work/ that may know torch.
 WORK_WITH_TORCH = {"work/source.py", "work/splitter.py"}
 FSSPEC_ONLY_IN = {"io/storage.py", "io/cache.py"}
-STARTS_THREADS = {"engine.py", "worker_side.py", "workers.py", "ahead.py", "io/indexing.py"}
+STARTS_THREADS = {
+    "engine.py", "worker_side.py", "workers.py", "leash.py", "ahead.py", "io/indexing.py",
+    "io/waits.py",
+}  # fmt: skip
 READS_TORCH_DISTRIBUTED = {"world.py"}
 
 

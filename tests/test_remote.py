@@ -25,6 +25,7 @@ from stores import WebStore
 from zephon_torch import DataLoader
 from zephon_torch.errors import ConfigurationError, DatasetError
 from zephon_torch.io import Dataset, ranges, retries
+from zephon_torch.io.options import StorageOptions
 from zephon_torch.io.storage import connect
 
 aiohttp = pytest.importorskip("aiohttp")
@@ -162,7 +163,8 @@ def test_credentials_are_in_no_error_state_or_repr(store: WebStore) -> None:
     assert len(errors) >= 10
     shown = [*errors, repr(dataset), repr(loader), json.dumps(loader.state_dict())]
     assert not [text for text in shown if secret in text.replace(f"signature={secret}", secret)]
-    text = retries.failure("u", ValueError(f"bad {secret} https://me:pw@h/x?q=1"), 1, options)
+    raised = ValueError(f"bad {secret} https://me:pw@h/x?q=1")
+    text = retries.describe(raised, StorageOptions(options)).error("u", 1)
     assert (
         str(text)
         == "cannot read 'u' (ValueError: bad *** https://h/x?***): "

@@ -18,7 +18,7 @@ from stores import SECRET, s3_options, s3_server
 
 from zephon_torch import DataLoader
 from zephon_torch.errors import DatasetError
-from zephon_torch.io import Dataset, retries, storage
+from zephon_torch.io import Dataset, retries, waits
 
 pytest.importorskip("s3fs")
 pytestmark = pytest.mark.timeout(120)
@@ -121,7 +121,7 @@ def test_tries_do_not_multiply(monkeypatch: pytest.MonkeyPatch) -> None:
     assert retries.retries_itself("zip://x::s3://b/x.zip")
     assert not retries.retries_itself("https://s3/x")
     asked: list[float] = []
-    monkeypatch.setattr(storage.time, "sleep", asked.append)
+    monkeypatch.setattr(waits, "pause", asked.append)
     options = s3_options("http://127.0.0.1:9") | {"config_kwargs": {"retries": {"max_attempts": 1}}}
     with pytest.raises(DatasetError, match=r"cannot read 's3://data' \(Endpoint.*0.1:9.*network"):
         Dataset.from_path("x", "s3://data", storage_options=options)

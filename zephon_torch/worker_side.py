@@ -5,19 +5,16 @@ Exceptions travel back as values: what torch itself raises is no batch's.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import signal
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple, Self
 
 import torch
 import torch.utils.data
 from torch._utils import ExceptionWrapper
 
+from zephon_torch import leash
 from zephon_torch.errors import WorkerError
 from zephon_torch.nodes.made import Made
 from zephon_torch.nodes.pipeline import Pipeline
@@ -141,22 +138,24 @@ def _parcel(made: Made | Exception | Failure) -> Parcel:
     return Parcel(made, made.of_known_type if isinstance(made, Failure) else Failure.unsendable)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Beginning:
-    """What a worker process does first: in place of the user's worker_init_fn, which it calls."""
+    """What a worker process does first: in place of the user's worker_init_fn, which it calls.
+
+    Attributes:
+        function: worker_init_fn.
+        reader: of the leash that it is started with.
+    """
 
     function: Callable[[int], None] | None
+    reader: Any = None
 
     def __call__(self, worker_id: int) -> None:
         """Prepare for signals and for the end of the main process, then call it."""
         # Ctrl-C goes to all processes of a terminal; the main one decides whether these end
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        trainer = multiprocessing.parent_process()
-        if trainer is not None:
-            # torch's watchdog watches a fork server, if one stands between them, and lets a process
-            # wait for ever for somebody to take what it has sent
-            threading.Thread(target=_end_with, args=(trainer,), daemon=True).start()
+        leash.obey(self.reader)
         info = torch.utils.data.get_worker_info()
         assert info is not None
         batches = info.dataset
@@ -167,8 +166,3 @@ class Beginning:
                 self.function(worker_id)
         except Exception as error:
             batches.broken = Failure.of(error, is_of_batch=False)
-
-
-def _end_with(process: BaseProcess) -> None:
-    process.join()
-    os._exit(1)

@@ -7,12 +7,12 @@ code there is for that (small tensors go a shorter way, see ``sending.py``, and 
 
 from __future__ import annotations
 
-import signal
+import multiprocessing
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
 from typing import Any
@@ -21,6 +21,7 @@ import torch
 import torch.utils.data
 
 from zephon_torch.errors import WorkerError
+from zephon_torch.leash import GRACE_SECONDS, Leash, signals_held
 from zephon_torch.nodes.made import Made
 from zephon_torch.nodes.pipeline import Pipeline
 from zephon_torch.nodes.window import Windows
@@ -62,6 +63,7 @@ class WorkerEngine:
         self._ring: RowRing | None = None
         self._windows = windows
         self._feed = _Feed()
+        self._beginning, self._leash = Beginning(options.worker_init_fn), None
         self.is_sound = True
         # a private one: iter() of torch's loader would draw from the global generator
         self._generator = torch.Generator()
@@ -72,6 +74,8 @@ class WorkerEngine:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {
             "_feed": _Feed(),
+            "_beginning": Beginning(self._options.worker_init_fn),
+            "_leash": None,
             "_loader": None,
             "_iterator": None,
             "_ring": None,
@@ -112,7 +116,7 @@ class WorkerEngine:
             prefetch_factor=prefetch,
             pin_memory=options.pin_memory,
             timeout=options.timeout,
-            worker_init_fn=Beginning(options.worker_init_fn),
+            worker_init_fn=self._beginning,
             multiprocessing_context=options.multiprocessing_context,
             persistent_workers=options.persistent_workers,
         )
@@ -121,8 +125,10 @@ class WorkerEngine:
         self.is_sound = False
         wakes = self._options.persistent_workers and self._running() is not None
         try:
-            with nullcontext() if wakes else _interrupts_held():
+            if wakes:
                 iterator = iter(loader)
+            else:
+                iterator = self._start_processes(loader)
         except Exception as error:
             if _tells_of_death(error):  # a persistent worker died between two runs
                 raise self.died(error) from error
@@ -131,6 +137,15 @@ class WorkerEngine:
                 raise told from error
             raise
         self.is_sound = True
+        return iterator
+
+    def _start_processes(self, loader: torch.utils.data.DataLoader[Any]) -> Any:
+        _start_helpers(self._options.multiprocessing_context)
+        self._leash = Leash()
+        self._beginning.reader = self._leash.reader
+        with signals_held():
+            iterator: Any = iter(loader)
+        self._leash.hold(iterator._workers)
         return iterator
 
     def _sent(self) -> dict[str, Any]:
@@ -159,17 +174,23 @@ class WorkerEngine:
         return self._iterator() if self._iterator is not None else None
 
     def _shut_down(self) -> None:
-        """End the processes, the way torch does."""
+        """End the processes, the way torch does; those that do not end are killed."""
         iterator = self._running()
-        if iterator is None:  # torch's iterator has ended them in its __del__
+        if iterator is None or self._leash is None:  # torch has ended them in its __del__
             return
         try:
-            iterator._shutdown_workers()
+            with self._leash.killed_after(GRACE_SECONDS):
+                iterator._shutdown_workers()
         except RuntimeError as error:
             # One crashed before or on its way out: it was to end anyway. torch's handler of the
             # signal says so once for all processes of an iterator, and the others are ended.
             if not _tells_of_death(error):
                 raise
+
+    def drop(self) -> None:
+        """End processes that serve one run only, which is over or given up."""
+        if not self._options.persistent_workers:
+            self._shut_down()
 
     def close(self) -> None:
         """End the processes."""
@@ -179,14 +200,15 @@ class WorkerEngine:
         self.is_sound = True
 
 
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Hold Ctrl-C back, also in processes that are started meanwhile, until they ignore it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+def _start_helpers(context: str | BaseContext | None) -> None:
+    """Start processes that all of a program share before signals are held: they would keep that."""
+    method = context if isinstance(context, str) else multiprocessing.get_start_method()
+    if isinstance(context, BaseContext):
+        method = context.get_start_method()
+    if method != "fork":
+        resource_tracker.ensure_running()
+    if method == "forkserver":
+        forkserver.ensure_running()
 
 
 def _tells_of_death(error: Exception) -> bool:
@@ -261,6 +283,7 @@ class _WorkerRun:
         return bool(wait(sentinels, timeout=_DEATH_SEEN_WITHIN)) if sentinels else False
 
     def close(self) -> None:
+        self._engine.drop()
         self._results = iter(())
         self._handed_out.clear()
         self._ready.clear()
