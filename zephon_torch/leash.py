@@ -11,6 +11,7 @@ in foreign code) is killed.
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import os
 import signal
 import threading
@@ -18,8 +19,9 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from multiprocessing import Pipe, parent_process, util
+from multiprocessing import Pipe, forkserver, parent_process, resource_tracker, util
 from multiprocessing.connection import wait
+from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -43,8 +45,10 @@ class Leash:
     """
 
     def __init__(self) -> None:
-        self.reader, self._writer = Pipe(duplex=False)
+        self.reader, writer = Pipe(duplex=False)
         self._pid = os.getpid()
+        # also where nobody holds the leash any more
+        self._let_go = weakref.finalize(self, _let_go, writer, self._pid)
         self._processes: Sequence[BaseProcess] = ()
 
     def hold(self, processes: Sequence[BaseProcess]) -> None:
@@ -55,11 +59,8 @@ class Leash:
         atexit.register(_end_all)  # the last that is registered is the first that is called
 
     def let_go(self) -> None:
-        """Let the processes end; a forked child has none to let go."""
-        if self._pid == os.getpid() and not self._writer.closed:
-            with suppress(OSError):
-                self._writer.send_bytes(b".")
-            self._writer.close()
+        """Let the processes end; a second call has no effect, nor has one in a forked child."""
+        self._let_go()
 
     def kill(self) -> None:
         """Kill what is still there."""
@@ -94,6 +95,13 @@ class Leash:
         if self._pid != os.getpid():
             return []
         return [process for process in self._processes if not wait([process.sentinel], 0)]
+
+
+def _let_go(writer: Any, pid: int) -> None:
+    if pid == os.getpid():
+        with suppress(OSError):  # of processes that are gone
+            writer.send_bytes(b".")
+        writer.close()
 
 
 def _end_all() -> None:
@@ -175,3 +183,14 @@ def signals_held() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def start_helpers(context: str | BaseContext | None) -> None:
+    """Start what all of a program share before signals are held: it would hold them for ever."""
+    method = context if isinstance(context, str) else multiprocessing.get_start_method()
+    if isinstance(context, BaseContext):
+        method = context.get_start_method()
+    if method != "fork":
+        resource_tracker.ensure_running()
+    if method == "forkserver":
+        forkserver.ensure_running()

@@ -101,6 +101,18 @@ class InRing(NamedTuple):
     sizes: list[int]
 
 
+class Counted(NamedTuple):
+    """Sent in place of what a worker made of a window, where its cache of shards did something.
+
+    Attributes:
+        results: what it made.
+        counts: of `CacheStats`, since the last time.
+    """
+
+    results: InRing | list[Parcel]
+    counts: tuple[float, ...]
+
+
 class Batches(torch.utils.data.Dataset[Any]):
     """What torch takes for a map-style dataset: its keys are tasks.
 
@@ -112,6 +124,7 @@ class Batches(torch.utils.data.Dataset[Any]):
     def __init__(self, pipeline: Pipeline, ring: RowRing | None) -> None:
         self._pipeline, self._ring = pipeline, ring
         self.broken: Failure | None = None
+        self._counts: tuple[float, ...] = ()
 
     @property
     def given(self) -> Any:
@@ -122,7 +135,22 @@ class Batches(torch.utils.data.Dataset[Any]):
         }
         return known if len(known) > 1 else next(iter(known.values()))
 
-    def __getitem__(self, task: Task) -> InRing | list[Parcel]:
+    def begin(self) -> None:
+        """Count from here on, in a process whose counts begin with those of the trainer."""
+        copies = self._pipeline.fetcher.copies
+        if copies is not None:
+            self._counts = copies.stats.counts()
+
+    def __getitem__(self, task: Task) -> InRing | list[Parcel] | Counted:
+        results = self._made(task)
+        copies = self._pipeline.fetcher.copies
+        if copies is None:
+            return results
+        before, self._counts = self._counts, copies.stats.counts()
+        counts = tuple(now - then for now, then in zip(self._counts, before, strict=True))
+        return Counted(results, counts) if any(counts) else results
+
+    def _made(self, task: Task) -> InRing | list[Parcel]:
         if self.broken is not None:
             return [_parcel(self.broken)] * len(task.items)
         read = self._pipeline.read_window(task.items)
@@ -160,6 +188,7 @@ class Beginning:
         assert info is not None
         batches = info.dataset
         assert isinstance(batches, Batches)
+        batches.begin()
         object.__setattr__(info, "dataset", batches.given)  # of a frozen object
         try:
             if self.function is not None:

@@ -7,12 +7,10 @@ code there is for that (small tensors go a shorter way, see ``sending.py``, and 
 
 from __future__ import annotations
 
-import multiprocessing
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
 from typing import Any
@@ -21,14 +19,14 @@ import torch
 import torch.utils.data
 
 from zephon_torch.errors import WorkerError
-from zephon_torch.leash import GRACE_SECONDS, Leash, signals_held
+from zephon_torch.leash import GRACE_SECONDS, Leash, signals_held, start_helpers
 from zephon_torch.nodes.made import Made
 from zephon_torch.nodes.pipeline import Pipeline
 from zephon_torch.nodes.window import Windows
 from zephon_torch.ring import RowRing, make_ring
 from zephon_torch.sending import cannot_start
 from zephon_torch.work.items import WorkItem
-from zephon_torch.worker_side import Batches, Beginning, Failure, InRing, Task
+from zephon_torch.worker_side import Batches, Beginning, Counted, Failure, InRing, Task
 
 _WORKER_DIED = "DataLoader worker"  # how torch's messages begin
 _TIMED_OUT = "DataLoader timed out"
@@ -63,7 +61,8 @@ class WorkerEngine:
         self._ring: RowRing | None = None
         self._windows = windows
         self._feed = _Feed()
-        self._beginning, self._leash = Beginning(options.worker_init_fn), None
+        self._beginning = Beginning(options.worker_init_fn)
+        self._leash: Leash | None = None
         self.is_sound = True
         # a private one: iter() of torch's loader would draw from the global generator
         self._generator = torch.Generator()
@@ -96,7 +95,11 @@ class WorkerEngine:
             self._loader = self._make_loader(batch_size)
         iterator = self._start(self._loader)
         self._iterator = weakref.ref(iterator)
-        return _WorkerRun(self, self._pipeline, self._ring, iterator, self._feed.handing.out)
+        run = _WorkerRun(self, self._pipeline, self._ring, iterator, self._feed.handing.out)
+        if self._leash is not None and not self._options.persistent_workers:
+            # nobody holds the run any more: torch ends its processes in a __del__, after this
+            weakref.finalize(run, self._leash.let_go).atexit = False
+        return run
 
     def _make_loader(self, batch_size: int) -> torch.utils.data.DataLoader[Any]:
         options, batches = self._options, self._windows.batches(batch_size)
@@ -140,12 +143,12 @@ class WorkerEngine:
         return iterator
 
     def _start_processes(self, loader: torch.utils.data.DataLoader[Any]) -> Any:
-        _start_helpers(self._options.multiprocessing_context)
-        self._leash = Leash()
-        self._beginning.reader = self._leash.reader
+        start_helpers(self._options.multiprocessing_context)
+        self._leash = leash = Leash()
+        self._beginning.reader = leash.reader
         with signals_held():
             iterator: Any = iter(loader)
-        self._leash.hold(iterator._workers)
+        leash.hold(iterator._workers)
         return iterator
 
     def _sent(self) -> dict[str, Any]:
@@ -187,9 +190,9 @@ class WorkerEngine:
             if not _tells_of_death(error):
                 raise
 
-    def drop(self) -> None:
-        """End processes that serve one run only, which is over or given up."""
-        if not self._options.persistent_workers:
+    def give_up(self, results: Any) -> None:
+        """End the processes behind a run, if they serve no other one."""
+        if not self._options.persistent_workers and results is self._running():
             self._shut_down()
 
     def close(self) -> None:
@@ -198,17 +201,6 @@ class WorkerEngine:
         self._shut_down()
         self._loader = self._iterator = self._ring = None
         self.is_sound = True
-
-
-def _start_helpers(context: str | BaseContext | None) -> None:
-    """Start processes that all of a program share before signals are held: they would keep that."""
-    method = context if isinstance(context, str) else multiprocessing.get_start_method()
-    if isinstance(context, BaseContext):
-        method = context.get_start_method()
-    if method != "fork":
-        resource_tracker.ensure_running()
-    if method == "forkserver":
-        forkserver.ensure_running()
 
 
 def _tells_of_death(error: Exception) -> bool:
@@ -254,6 +246,10 @@ class _WorkerRun:
         except (RuntimeError, OSError, EOFError) as error:
             return self._of_no_batch(error)
         self._engine.is_sound = True
+        copies = self._pipeline.fetcher.copies
+        if copies is not None and isinstance(results, Counted):
+            results, counts = results
+            copies.stats.add(counts)
         if isinstance(results, InRing):
             assert self._ring is not None
             results = self._ring.get(*results)
@@ -283,7 +279,7 @@ class _WorkerRun:
         return bool(wait(sentinels, timeout=_DEATH_SEEN_WITHIN)) if sentinels else False
 
     def close(self) -> None:
-        self._engine.drop()
+        self._engine.give_up(self._results)
         self._results = iter(())
         self._handed_out.clear()
         self._ready.clear()
