@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 import shutil
 import socket
@@ -20,6 +21,10 @@ import pytest
 from processes import wait_until
 
 Fault = Callable[[str, str, int], str | None]
+# Answers to a range: 200 with as many bytes, other bytes, bytes that are not named, bytes beyond it
+# (as many as are announced, or without an end), and compressed ones.
+LIES = ("same size", "shifted", "unsaid", "longer", "endless", "gzip")
+_BOMB = gzip.compress(bytes(64 << 20), 1)
 
 
 class WebStore:
@@ -30,8 +35,11 @@ class WebStore:
         headers: of each file, besides its size; an ETag made of its content by default.
         fault: told method, path and how often just this was asked for before; says what to do
             instead: a status, "cut" (half of the body, then the connection is closed), "reset",
-            "short" (half of the body, as if it were all), "whole" (ranges are ignored), "slow".
+            "short" (half of the body, as if it were all), "whole" (ranges are ignored), "slow",
+            "stall" (no answer), or one of `LIES` (to requests for ranges).
         asked: (method, path) of all requests.
+        num_sent: bytes of bodies that were sent in parts.
+        over: set to end answers that stall.
     """
 
     def __init__(self) -> None:
@@ -39,6 +47,8 @@ class WebStore:
         self.headers: dict[str, dict[str, str]] = {}
         self.fault: Fault = lambda method, path, count: None
         self.asked: list[tuple[str, str]] = []
+        self.num_sent = 0
+        self.over = threading.Event()
         self._counts: Counter[tuple[str, str, str]] = Counter()
         self._server = _Server(("127.0.0.1", 0), self._handler())
         self.url = f"http://127.0.0.1:{self._server.server_port}"
@@ -58,6 +68,7 @@ class WebStore:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.over.set()
         self._server.shutdown()
         self._server.server_close()
 
@@ -106,6 +117,9 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(404, {}, b"none")
         if fault == "slow":
             time.sleep(0.8)
+        if fault == "stall":
+            self.store.over.wait(100)
+            return self._drop()
         tag = {"ETag": f'"{hash(content)}"'}
         headers = {"Accept-Ranges": "bytes"} | self.store.headers.get(path, tag)
         status = 200
@@ -117,11 +131,44 @@ class _Handler(BaseHTTPRequestHandler):
             status, whole = 206, len(content)
             content = content[start : last + 1]
             headers["Content-Range"] = f"bytes {start}-{start + len(content) - 1}/{whole}"
+            if fault in LIES:
+                return self._lie(fault, self.store.files[path], start, last, headers)
         if fault == "short":
             content = content[: len(content) // 2]
         if not has_body:
             return self._send(200, headers, content, has_body=False)
         self._send(status, headers, content, is_cut=fault == "cut")
+
+    def _lie(
+        self, fault: str, whole: bytes, start: int, last: int, headers: dict[str, str]
+    ) -> None:
+        num_bytes = last + 1 - start
+        if fault == "same size":
+            del headers["Content-Range"]
+            self._send(200, headers, whole[:num_bytes])
+        elif fault == "shifted":
+            headers["Content-Range"] = f"bytes 1-{num_bytes}/{len(whole)}"
+            self._send(206, headers, whole[1 : num_bytes + 1])
+        elif fault == "unsaid":
+            del headers["Content-Range"]
+            self._send(206, headers, whole[:num_bytes])
+        elif fault == "longer":
+            self._send(206, headers, whole[start : last + 1] + bytes(8))
+        elif fault == "gzip":
+            headers["Content-Encoding"] = "gzip"
+            self._send(206, headers, _BOMB)
+        else:
+            self._send_without_end(headers)
+
+    def _send_without_end(self, headers: dict[str, str]) -> None:
+        """A chunked body that begins as a range and does not stop."""
+        self.send_response(206)
+        for name, value in (headers | {"Transfer-Encoding": "chunked"}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        while self.store.num_sent < 64 << 20:
+            self.wfile.write(b"10000\r\n" + bytes(1 << 16) + b"\r\n")
+            self.store.num_sent += 1 << 16
 
     def _send(
         self,

@@ -37,7 +37,18 @@ LAYERS = [
     ("world", ["world.py"]),
     ("splitter", ["work/splitter.py"]),
     ("nodes", ["nodes/"]),
-    ("engine", ["sending.py", "ring.py", "worker_side.py", "workers.py", "engine.py", "ahead.py"]),
+    (
+        "engine",
+        [
+            "sending.py",
+            "ring.py",
+            "leash.py",
+            "worker_side.py",
+            "workers.py",
+            "engine.py",
+            "ahead.py",
+        ],
+    ),
     ("its parts", ["arguments.py", "caching.py", "adopt.py", "cursor.py", "prepared.py"]),
     ("its parts", ["stats.py", "settings.py", "same_order.py", "attendance.py", "loop_checks.py"]),
     ("loader", ["torch_face.py", "uncounted.py", "iteration.py", "loader.py"]),
@@ -51,7 +62,10 @@ LAYERS = [
 # The plan and all below it is plain arithmetic: files of work/ that may know torch.
 WORK_WITH_TORCH = {"work/source.py", "work/splitter.py"}
 FSSPEC_ONLY_IN = {"io/storage.py", "io/cache.py"}
-STARTS_THREADS = {"engine.py", "worker_side.py", "workers.py", "ahead.py", "io/indexing.py"}
+STARTS_THREADS = {
+    "engine.py", "worker_side.py", "workers.py", "leash.py", "ahead.py", "io/indexing.py",
+    "io/waits.py",
+}  # fmt: skip
 READS_TORCH_DISTRIBUTED = {"world.py"}
 
 

@@ -12,14 +12,15 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import wait_until
 
-from zephon_torch.errors import ConfigurationError, DatasetError
+from zephon_torch.errors import ConfigurationError, DatasetError, StorageError
+from zephon_torch.io import waits
 from zephon_torch.io.cache import Held, ShardCache
 
 pytestmark = pytest.mark.timeout(60)
@@ -374,3 +375,23 @@ def test_any_sequence_keeps_what_is_held_and_the_limit(
         for other, entry in held.items():
             assert Path(entry.path).read_bytes() == content(other, sizes[other])
         assert used_bytes(cache) <= 2500
+
+
+def test_waiting_for_a_maker_that_hangs_can_be_given_up(cache: ShardCache) -> None:
+    """It may be another process, stopped or stalled, while this one has to end."""
+    begun, stop = threading.Event(), threading.Event()
+
+    def make(stream: Any) -> None:
+        begun.set()
+        stop.wait(20)
+        stream.write(b"abc")
+
+    maker = threading.Thread(target=lambda: cache.hold("k", 3, make))
+    maker.start()
+    assert begun.wait(10)
+    with waits.wanted_until(begun.is_set), pytest.raises(StorageError, match="given up"):
+        cache.hold("k", 3, lambda stream: None)
+    stop.set()
+    maker.join()
+    held = cache.hold("k", 3, make)
+    assert held is not None and not held.is_new

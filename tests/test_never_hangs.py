@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import environment, is_running
+from processes import environment, is_running, wait_until
+from stores import WebStore
 from toys import ENGINES, as_list, write_shards
 
 from zephon_torch import DataLoader, StaticMixtureWorkSource
@@ -403,3 +404,185 @@ def test_every_start_method_gives_the_same_and_survives_errors_and_deaths(tmp_pa
     finally:
         for process in processes:
             stop(process)
+
+
+# --- signals meant for the whole job -------------------------------------------------------------
+
+PREEMPTED = """
+import os, signal, sys, time
+from zephon_torch import DataLoader
+
+SIGNALS = signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2
+asked = []
+
+def main():
+    for number in SIGNALS:
+        signal.signal(number, lambda number, frame: asked.append(number))
+    loader = DataLoader(
+        list(range(4000)), 4, num_workers=2, multiprocessing_context=sys.argv[1],
+        persistent_workers=sys.argv[1] == "spawn",
+    )
+    for step, batch in enumerate(loader):
+        assert batch.tolist() == list(range(step * 4, step * 4 + 4))
+        if step == 3:
+            print(*(worker.pid for worker in loader._live()._run._results._workers), flush=True)
+            while set(asked) != set(SIGNALS):
+                time.sleep(0.01)
+        if step == 200:  # more than all that was prefetched
+            break
+    print("saved", loader.state_dict()["delivered"], flush=True)
+    if sys.argv[2] == "stays":
+        time.sleep(60)
+
+if __name__ == "__main__":
+    main()
+"""
+SIGNALS = [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
+
+
+def test_signals_to_the_job_leave_the_workers_to_the_trainer() -> None:
+    """torchrun, SLURM and Kubernetes signal all processes; the trainer saves, and ends them."""
+    process = start(PREEMPTED, "fork", "ends")
+    try:
+        assert process.stdout is not None
+        workers = [int(pid) for pid in process.stdout.readline().split()]
+        for number in [*SIGNALS, *SIGNALS]:
+            os.killpg(process.pid, number)
+            time.sleep(0.01)
+        output, errors = process.communicate(timeout=30)
+        assert (process.returncode, output, errors) == (0, "saved 804\n", "")
+        assert len(workers) == 2 and not any(map(is_running, workers))
+    finally:
+        stop(process)
+
+
+def test_workers_pass_over_signals_and_end_with_a_trainer_that_is_killed(tmp_path: Path) -> None:
+    """Under every start method."""
+    script = tmp_path / "script.py"
+    script.write_text(PREEMPTED)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", str(script), method, "stays"], env=environment(),
+            text=True, stdout=subprocess.PIPE, start_new_session=True,
+        )
+        for method in ("fork", "spawn", "forkserver")
+    ]  # fmt: skip
+    try:
+        for process in processes:
+            assert process.stdout is not None
+            workers = [int(pid) for pid in process.stdout.readline().split()]
+            assert len(workers) == 2
+            for number in SIGNALS:
+                for pid in (*workers, process.pid):  # not to a fork server, which is anybody's
+                    os.kill(pid, number)
+            assert process.stdout.readline() == "saved 804\n"
+            process.kill()
+            process.wait()
+            wait_until(lambda workers=workers: not any(map(is_running, workers)))  # type: ignore[misc]
+    finally:
+        for process in processes:
+            stop(process)
+
+
+class StartsAProgram:
+    def __call__(self, sample: int) -> int:
+        program = subprocess.Popen(["sleep", "30"])
+        program.terminate()
+        return program.wait(timeout=10)
+
+
+def test_what_a_worker_starts_can_be_ended() -> None:
+    """Programs that user code starts get the signals of a plain process."""
+    with DataLoader([0] * 4, 1, num_workers=1, transform=StartsAProgram()) as loader:
+        assert [batch.item() for batch in loader] == [-signal.SIGTERM] * 4
+
+
+# --- the end of the interpreter ------------------------------------------------------------------
+
+LEFT = """
+import os, signal, sys, time
+from zephon_torch import DataLoader
+
+def main():
+    loader = DataLoader(
+        list(range(4000)), 4, num_workers=2, persistent_workers=sys.argv[1] == "persistent"
+    )
+    loop = iter(loader)
+    next(loop)
+    workers = loop._run._results._workers
+    for worker in workers:
+        os.kill(worker.pid, signal.SIGSTOP)
+    print(*(worker.pid for worker in workers), flush=True)
+    begun = time.monotonic()
+    if sys.argv[2] == "closed":
+        loader.close()
+    print(time.monotonic() - begun, flush=True)
+    return loop
+
+if __name__ == "__main__":
+    kept = main()
+"""
+
+
+def test_a_trainer_ends_within_seconds_whatever_its_workers_do() -> None:
+    """They are stopped: they obey no signal but SIGKILL."""
+    cases = [("run", "kept"), ("persistent", "kept"), ("persistent", "closed")]
+    processes = [start(LEFT, *case) for case in cases]
+    try:
+        for process in processes:
+            assert process.stdout is not None
+            workers, closed = process.stdout.readline().split(), process.stdout.readline()
+            begun = time.monotonic()
+            output, errors = process.communicate(timeout=30)
+            assert (process.returncode, output, errors) == (0, "", "")
+            assert time.monotonic() - begun < 5 and float(closed) < 7
+            assert len(workers) == 2 and not any(is_running(int(pid)) for pid in workers)
+    finally:
+        for process in processes:
+            stop(process)
+
+
+STALLS = """
+import os, sys
+from zephon_torch import DataLoader
+from zephon_torch.io import Dataset
+
+def main():
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    dataset = Dataset.from_path("x", sys.argv[1])
+    loop = iter(DataLoader(dataset, 4, num_workers=int(sys.argv[2])))
+    print(next(loop)["id"].tolist(), flush=True)
+    sys.stdin.readline()
+    return loop
+
+if __name__ == "__main__":
+    kept = main()
+"""
+
+
+def test_a_trainer_ends_within_seconds_whatever_its_store_does() -> None:
+    """It stalls, while a thread or worker processes read ahead, all on one core."""
+    pytest.importorskip("aiohttp")
+    with WebStore() as store:
+        store.files["/x.jsonl"] = b"".join(b'{"id": %d}\n' % i for i in range(100_000))
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-W", "ignore", "-c", STALLS, f"{store.url}/x.jsonl", workers],
+                env=environment(), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE, start_new_session=True,
+            )
+            for workers in "02"
+        ]  # fmt: skip
+        try:
+            for process in processes:
+                assert process.stdout is not None
+                assert process.stdout.readline() == "[0, 1, 2, 3]\n"
+            store.fault = lambda method, path, count: "stall"
+            for process in processes:
+                begun = time.monotonic()
+                output, errors = process.communicate("go on\n", timeout=30)
+                assert (process.returncode, output, errors) == (0, "", "")
+                assert time.monotonic() - begun < 5
+        finally:
+            for process in processes:
+                stop(process)

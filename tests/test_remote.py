@@ -6,25 +6,33 @@ import io
 import json
 import os
 import pickle
+import random
 import sys
 import threading
+import time
 import traceback
+import tracemalloc
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from email.utils import formatdate
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stores import WebStore
+from processes import wait_until
+from stores import LIES, WebStore
 
 from zephon_torch import DataLoader
-from zephon_torch.errors import ConfigurationError, DatasetError
+from zephon_torch.errors import ConfigurationError, DatasetError, StorageError
 from zephon_torch.io import Dataset, ranges, retries
+from zephon_torch.io.options import StorageOptions
 from zephon_torch.io.storage import connect
 
 aiohttp = pytest.importorskip("aiohttp")
@@ -162,7 +170,8 @@ def test_credentials_are_in_no_error_state_or_repr(store: WebStore) -> None:
     assert len(errors) >= 10
     shown = [*errors, repr(dataset), repr(loader), json.dumps(loader.state_dict())]
     assert not [text for text in shown if secret in text.replace(f"signature={secret}", secret)]
-    text = retries.failure("u", ValueError(f"bad {secret} https://me:pw@h/x?q=1"), 1, options)
+    raised = ValueError(f"bad {secret} https://me:pw@h/x?q=1")
+    text = retries.describe(raised, StorageOptions(options)).error("u", 1)
     assert (
         str(text)
         == "cannot read 'u' (ValueError: bad *** https://h/x?***): "
@@ -179,6 +188,282 @@ def test_a_server_without_ranges_is_refused(store: WebStore, tmp_path: Path) -> 
     url = f"simplecache::{store.url}/d/x.jsonl"
     options = {"simplecache": {"cache_storage": str(tmp_path / "simple")}}
     assert ids_of(Dataset.from_path("x", url, storage_options=options)) == IDS
+
+
+# --- answers that are none ------------------------------------------------------------------------
+
+TOLD = {
+    "same size": "does not serve ranges", "whole": "does not serve ranges",
+    "shifted": "another range .Content-Range: bytes 1-", "unsaid": "another range .*none",
+    "longer": "sent 650 bytes as a range of 642", "endless": "sent more than 642 bytes",
+    "gzip": "compressed .Content-Encoding: gzip",
+}  # fmt: skip
+
+
+def tokens_of(store: WebStore) -> tuple[Dataset, np.ndarray[Any, Any]]:
+    """Rows of 321 tokens, each of 642 bytes."""
+    rows = np.arange(20 * 321, dtype="<u2").reshape(20, 321)
+    store.files["/t.bin"] = rows.tobytes()
+    return Dataset.from_path("t", f"{store.url}/t.bin", dtype="uint16", row_length=321), rows
+
+
+@pytest.mark.parametrize("lie", ["whole", *LIES])
+def test_only_the_bytes_that_were_asked_for_are_used(store: WebStore, lie: str) -> None:
+    dataset, rows = tokens_of(store)
+    with closing(dataset.open(0)) as reader:
+        store.fault = lambda method, path, count: lie if method == "GET" else None
+        before = store.num_asked("GET", "/t.bin")
+        with pytest.raises(StorageError, match=f"the store of '{store.url}/t.bin' .*{TOLD[lie]}"):
+            reader.read(np.array([7]))
+        assert store.num_asked("GET", "/t.bin") == before + 1  # it would be the same again
+        assert store.num_sent < 16 << 20  # what was sent beyond it was not waited for
+        store.fault = lambda method, path, count: None
+        assert np.array_equal(reader.read(np.array([7])), rows[7:8])
+
+
+@pytest.mark.parametrize("lie", ["whole", *LIES])
+def test_a_copy_is_made_of_nothing_else(store: WebStore, tmp_path: Path, lie: str) -> None:
+    """But a file that is sent whole where all of it was asked for is what was asked for."""
+    dataset, rows = tokens_of(store)
+    store.fault = lambda method, path, count: lie if method == "GET" else None
+    with DataLoader(dataset, 20, cache_dir=tmp_path / "c", cache_limit="1MB") as loader:
+        if lie in ("whole", "same size"):
+            assert np.array_equal(next(iter(loader)), rows)
+        else:
+            with pytest.raises(StorageError, match=r"the store of .*t.bin' sent"):
+                next(iter(loader))
+            assert not list((tmp_path / "c").glob("*.shard"))
+
+
+@pytest.mark.parametrize("lie", ["whole", "same size", "shifted", "unsaid", "gzip"])
+def test_answers_are_checked_behind_other_file_systems(store: WebStore, lie: str) -> None:
+    """fsspec's own file takes any of them for the range."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("other", bytes(9_000_000))
+        archive.writestr("x.jsonl", lines(IDS))
+    store.files["/a.zip"] = buffer.getvalue()
+    url = f"zip://x.jsonl::{store.url}/a.zip"
+    store.fault = lambda method, path, count: lie if method == "GET" else None
+    with pytest.raises(StorageError, match=r"the store of 'zip://x.jsonl::.*' sent"):
+        Dataset.from_path("x", url)
+    store.fault = lambda method, path, count: None
+    assert ids_of(Dataset.from_path("x", url)) == IDS
+
+
+def test_a_client_of_the_user_is_checked_too(store: WebStore) -> None:
+    made: list[Any] = []
+
+    async def get_client(**options: Any) -> Any:
+        made.append(aiohttp.ClientSession(**options))
+        return made[-1]
+
+    dataset = dataset_of(store, get_client=get_client, headers={"accept-encoding": "gzip"})
+    store.fault = lambda method, path, count: "gzip" if method == "GET" else None
+    with pytest.raises(StorageError, match="compressed"):
+        dataset[0]
+    assert made
+
+
+@pytest.mark.parametrize("lie", ["endless", "gzip"])
+def test_memory_is_that_of_what_was_asked_for(store: WebStore, lie: str) -> None:
+    """Of 64 MB that come for 642 bytes."""
+    dataset, _ = tokens_of(store)
+    with closing(dataset.open(0)) as reader:
+        store.fault = lambda method, path, count: lie
+        tracemalloc.start()
+        try:
+            with pytest.raises(StorageError):
+                reader.read(np.array([7]))
+            assert tracemalloc.get_traced_memory()[1] < 8 << 20
+        finally:
+            tracemalloc.stop()
+
+
+# --- names, secrets ------------------------------------------------------------------------------
+
+
+def test_names_with_two_colons_are_names(store: WebStore) -> None:
+    store.files["/d::e/a::b.jsonl"] = lines(IDS)
+    assert ids_of(dataset_of(store, "/d::e/a::b.jsonl")) == IDS
+    page = b'<a href="a::b.jsonl">x</a>'
+    store.files |= {"/d::e": page, "/d::e/": page}
+    dataset = dataset_of(store, "/d::e/*.jsonl")
+    assert [shard.path for shard in dataset.shards] == ["a::b.jsonl"] and ids_of(dataset) == IDS
+
+
+def test_frames_of_errors_hold_no_secret(store: WebStore) -> None:
+    """What a crash reporter shows: the repr of all local variables of all frames of all causes."""
+    secret = "s3cr3t-of-mine"
+    options = {"headers": {"Authorization": secret}, "nested": {"keys": [secret]}}
+    errors: list[BaseException] = []
+    dataset = dataset_of(store, headers=options["headers"])
+    for fault in ("500", "403", "404", "reset", "short", "whole", "unsaid"):
+        store.fault = lambda method, path, count, fault=fault: fault  # type: ignore[misc]
+        for ask in (lambda: dataset[0], lambda: dataset_with(store, options)):
+            try:
+                ask()
+            except DatasetError as error:
+                errors.append(error)
+    with pytest.raises(ConfigurationError) as caught:
+        Dataset.from_path("x", "nosuch://x", storage_options=options)
+    errors.append(caught.value)
+    assert len(errors) >= 14
+    for error in errors:
+        assert not [name for name, text in shown_by(error) if secret in text]
+
+
+def dataset_with(store: WebStore, options: dict[str, Any]) -> Dataset:
+    return Dataset.from_path("x", f"{store.url}/d/x.jsonl", storage_options=options)
+
+
+def shown_by(error: BaseException | None) -> Iterator[tuple[str, str]]:
+    """Names and texts of local variables, but for those of this file."""
+    while error is not None:
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            if frame.f_code.co_filename != __file__:
+                for name, value in frame.f_locals.items():
+                    yield f"{frame.f_code.co_qualname}: {name}", repr(value)
+                    yield (
+                        f"{frame.f_code.co_qualname}: {name}.",
+                        repr(getattr(value, "__dict__", 0)),
+                    )
+        error = error.__cause__ or error.__context__
+
+
+def test_options_travel_and_compare_without_being_shown() -> None:
+    options = StorageOptions({"key": "s3cr3t", "client_kwargs": {"a": ["s3cr3t"]}})
+    again = pickle.loads(pickle.dumps(options))
+    assert again == options and again.plain() == options.plain()
+    assert options != StorageOptions({"key": "another"}) and not StorageOptions(None)
+    assert repr(options) == "StorageOptions(client_kwargs=***, key=***)"
+    options.plain()["client_kwargs"]["a"].append("changed by fsspec")
+    assert options == again
+    assert not isinstance(options, Mapping)  # which reporters walk through
+
+
+# --- how long it may take -------------------------------------------------------------------------
+
+
+def test_a_server_that_stalls_is_told_in_the_stated_time(
+    store: WebStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZEPHON_READ_SECONDS", "2")
+    dataset = dataset_of(store)
+    store.fault = lambda method, path, count: "stall" if method == "GET" else None
+    with closing(dataset.open(0)) as reader:
+        begun = time.monotonic()
+        with pytest.raises(StorageError, match=r"after [2-4] tries .*Timeout.* saved state"):
+            reader.read(np.array([3]))
+        assert 1 < time.monotonic() - begun < 3
+        store.fault = lambda method, path, count: "stall" if not count else None
+        store.files["/d/x.jsonl"] += b"\n"  # a range that was not asked for yet
+        assert ids_of(reader.read(np.array([39]))) == [39]  # another try, another connection
+
+
+def test_the_time_is_refused_if_it_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert retries.seconds_allowed() == 120
+    for text in ("soon", "0", "-1", "nan"):
+        monkeypatch.setenv("ZEPHON_READ_SECONDS", text)
+        with pytest.raises(ConfigurationError, match=f"ZEPHON_READ_SECONDS is '{text}'"):
+            retries.seconds_allowed()
+
+
+class Stalled(MemoryFileSystem):  # type: ignore[misc]
+    """A file system that is not asynchronous, and hangs."""
+
+    protocol = "stalled"
+    store: dict[str, Any] = {}  # noqa: RUF012 - as the base class has it
+    hangs = False
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(super()._strip_protocol(path.removeprefix("stalled://")))
+
+    def cat_file(self, path: str, *given: Any, **options: Any) -> bytes:
+        while self.hangs:
+            time.sleep(0.05)
+        return bytes(super().cat_file(path, *given, **options))
+
+
+def test_a_file_system_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    fsspec.register_implementation("stalled", Stalled, clobber=True)
+    fsspec.filesystem("stalled").pipe("/x.jsonl", lines(IDS))
+    dataset = Dataset.from_path("x", "stalled://x.jsonl")
+    monkeypatch.setenv("ZEPHON_READ_SECONDS", "0.5")
+    monkeypatch.setattr(Stalled, "hangs", True)
+    begun = time.monotonic()
+    with pytest.raises(StorageError, match="no answer in time"):
+        dataset[0]
+    assert time.monotonic() - begun < 2
+
+
+def test_pauses_differ_and_leave_global_generators_alone(
+    store: WebStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks that fail together do not ask again together."""
+    monkeypatch.setattr(retries, "DELAYS", (0.1, 0.2, 0.4))
+    dataset = dataset_of(store)
+    store.fault = lambda method, path, count: "503" if method == "GET" else None
+    paused: list[float] = []
+    monkeypatch.setattr(retries.waits, "pause", paused.append)
+    state = random.getstate()
+    for _ in range(20):
+        with pytest.raises(StorageError, match="after 4 tries"):
+            dataset[0]
+    assert random.getstate() == state
+    rows = np.array(paused).reshape(20, 3) / retries.DELAYS
+    assert (rows >= 0.5).all() and (rows < 1.5).all()
+    assert len(set(paused)) > 40 and 0.8 < rows.mean() < 1.2
+
+
+@pytest.mark.parametrize("engine", [{}, {"num_threads": 0}, {"num_threads": 2}, {"num_workers": 1}])
+def test_an_outage_is_told_after_one_read_with_its_tries(
+    store: WebStore, engine: dict[str, Any]
+) -> None:
+    """Not after those of every batch, and of every file, that was to be read with it."""
+    for number in range(8):
+        store.files[f"/d/{number}.jsonl"] = lines(list(range(number * 40, number * 40 + 40)))
+    page = "".join(f'<a href="{number}.jsonl">x</a>' for number in range(8)).encode()
+    store.files |= {"/d": page, "/d/": page}
+    dataset = dataset_of(store, "/d/[0-7].jsonl")
+    with DataLoader(dataset, 4, shuffle=True, collate_fn=ids_of, **engine) as loader:
+        batches = iter(loader)
+        seen = [next(batches) for _ in range(3)]
+        store.fault = lambda method, path, count: "503"
+        store.asked.clear()
+        with pytest.raises(StorageError, match="after 5 tries"):
+            seen.extend(islice(batches, 80))
+        loader.close()
+        # 5 tries of the files of a window: not for each of its batches; windows ahead fail alike
+        assert len(store.asked) <= 3 * 8 * 5
+        store.fault = lambda method, path, count: None
+        state = loader.state_dict()
+        loader.load_state_dict(state)
+        assert sorted(i for batch in [*seen, *loader] for i in batch) == list(range(320))
+
+
+@pytest.mark.parametrize("engine", [{}, {"num_threads": 2}, {"num_workers": 1}])
+def test_close_ends_requests_and_pauses(
+    store: WebStore, monkeypatch: pytest.MonkeyPatch, engine: dict[str, Any]
+) -> None:
+    """The store is asked no more, whether it stalls or fails."""
+    monkeypatch.setattr(retries, "DELAYS", (20.0,) * 4)
+    dataset = dataset_of(store)
+    for fault in ("stall", "503"):
+        store.fault = lambda method, path, count: None
+        loader = DataLoader(dataset, 4, collate_fn=ids_of, prefetch_factor=2, **engine)
+        batches = iter(loader)
+        next(batches)
+        before = len(store.asked)
+        store.fault = lambda method, path, count, fault=fault: fault  # type: ignore[misc]
+        wait_until(lambda before=before: len(store.asked) > before)  # type: ignore[misc]
+        begun = time.monotonic()
+        loader.close()
+        assert time.monotonic() - begun < 3
+        asked = len(store.asked)
+        time.sleep(0.5)
+        assert len(store.asked) == asked
 
 
 @pytest.mark.parametrize("tag", ["ETag", "Last-Modified"])

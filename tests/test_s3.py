@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import threading
 import time
 import traceback
@@ -17,8 +18,8 @@ from processes import wait_until
 from stores import SECRET, s3_options, s3_server
 
 from zephon_torch import DataLoader
-from zephon_torch.errors import DatasetError
-from zephon_torch.io import Dataset, retries, storage
+from zephon_torch.errors import DatasetError, StorageError
+from zephon_torch.io import Dataset, retries, waits
 
 pytest.importorskip("s3fs")
 pytestmark = pytest.mark.timeout(120)
@@ -121,11 +122,39 @@ def test_tries_do_not_multiply(monkeypatch: pytest.MonkeyPatch) -> None:
     assert retries.retries_itself("zip://x::s3://b/x.zip")
     assert not retries.retries_itself("https://s3/x")
     asked: list[float] = []
-    monkeypatch.setattr(storage.time, "sleep", asked.append)
+    monkeypatch.setattr(waits, "pause", asked.append)
     options = s3_options("http://127.0.0.1:9") | {"config_kwargs": {"retries": {"max_attempts": 1}}}
     with pytest.raises(DatasetError, match=r"cannot read 's3://data' \(Endpoint.*0.1:9.*network"):
         Dataset.from_path("x", "s3://data", storage_options=options)
     assert not asked
+
+
+def test_names_with_two_colons_are_names(server: str, folder: Path) -> None:
+    bucket = folder / "buckets" / "colons"
+    (bucket / "a::b").mkdir(parents=True)
+    for name in ("a::b/c::d.jsonl", "a::b/e.jsonl"):
+        (bucket / name).write_text(json.dumps({"id": 7, "of": name}) + "\n")
+    whole = dataset_of(server, "s3://colons")
+    assert [sample["of"] for sample in whole] == ["a::b/c::d.jsonl", "a::b/e.jsonl"]
+    assert whole.shard_path(0) == "s3://colons/a::b/c::d.jsonl"
+    for url in ("s3://colons/a::b", "s3://colons/a::b/*.jsonl", "s3://colons/a::b/c::d.jsonl"):
+        assert dataset_of(server, url)[0]["of"] == "a::b/c::d.jsonl"
+    url = "simplecache::s3://colons/a::b/c::d.jsonl"
+    options = {"s3": s3_options(server), "simplecache": {"cache_storage": str(folder / "simple")}}
+    assert Dataset.from_path("x", url, storage_options=options)[0]["id"] == 7
+
+
+def test_a_store_that_stalls_is_told_in_the_stated_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The package itself would wait for minutes, and try again."""
+    monkeypatch.setenv("ZEPHON_READ_SECONDS", "1")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        begun = time.monotonic()
+        with pytest.raises(StorageError, match=r"cannot read 's3://data/x' \(Timeout.*network"):
+            dataset_of(url, "s3://data/x")
+        assert time.monotonic() - begun < 8  # of which most is for making the client
 
 
 def steps(folder: Path, rank: int) -> list[tuple[int, list[int]]]:

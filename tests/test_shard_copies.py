@@ -24,6 +24,7 @@ from zephon_torch.caching import parse_size
 from zephon_torch.errors import ConfigurationError, DatasetError
 from zephon_torch.io import Dataset, cache, retries
 from zephon_torch.io.copies import ShardCopies
+from zephon_torch.worker_side import Batches, Counted, Task
 
 pytest.importorskip("aiohttp")
 pytestmark = pytest.mark.timeout(60)
@@ -301,6 +302,41 @@ def test_failures_ahead_are_left_to_the_reader(store: WebStore, tmp_path: Path) 
                 seen += batch["id"].tolist()
         assert seen == IDS[: 2 * SIZE]
     assert files_in(tmp_path / "c") == [".lock", ".shard"]
+
+
+@pytest.mark.parametrize(
+    ("context", "is_persistent"), [("fork", False), ("fork", True), ("spawn", True)]
+)
+def test_counts_come_home_from_workers(
+    store: WebStore, tmp_path: Path, context: str, is_persistent: bool
+) -> None:
+    dataset = dataset_of(store)
+    given = {"multiprocessing_context": context, "persistent_workers": is_persistent}
+    with loader_of(dataset, tmp_path / "c", num_workers=2, **given) as loader:
+        for epoch in (1, 2):
+            assert sorted(ids_of(loader)) == IDS
+            counts = loader.stats.cache
+            assert (counts.downloads, counts.bypassed) == (NUM_SHARDS, 0)
+            assert counts.downloaded_bytes == int(dataset.shard_num_bytes.sum())
+            # a shard has three batches: both workers open it, and again where they are new ones
+            opened = 2 * NUM_SHARDS * (1 if is_persistent else epoch)
+            assert counts.hits + counts.downloads >= opened and counts.hits <= 2 * opened
+            assert counts.wait_seconds > 0
+
+
+def test_a_worker_counts_nothing_that_the_trainer_has_counted(
+    store: WebStore, tmp_path: Path
+) -> None:
+    with loader_of(dataset_of(store), tmp_path / "c", num_threads=0) as loader:
+        assert ids_of(loader) == IDS
+        before = loader.stats.cache.counts()
+        batches = Batches(loader._pipeline, None)
+        batches.begin()
+        items = list(loader._splitter.items(0, 0))
+        first, second = batches[Task(0, items[:1])], batches[Task(1, items[:1])]
+        assert before[0] == NUM_SHARDS
+        assert isinstance(first, Counted) and first.counts[:3] == (1, 0, 0)  # one shard, opened
+        assert isinstance(second, list)  # nothing to tell
 
 
 # --- interrupted, and changed --------------------------------------------------------------------

@@ -22,7 +22,8 @@ from zephon_torch.errors import ConfigurationError, DatasetError, RecordError
 from zephon_torch.io import Dataset
 from zephon_torch.io.files import StoredFile, describe_change
 from zephon_torch.io.formats import jsonl
-from zephon_torch.io.storage import connect, merge_ranges
+from zephon_torch.io.merging import merge_ranges
+from zephon_torch.io.storage import connect
 
 
 @pytest.fixture(autouse=True)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from zephon_torch.io import waits
 from zephon_torch.io.cache import Held
 from zephon_torch.io.copies import ShardCopies
 from zephon_torch.io.dataset import Dataset
@@ -159,7 +160,8 @@ class _Window:
             if wanted.until < 0:  # came too late
                 return True
         try:
-            held = self.copies.hold(wanted.file, lambda: not self.is_closed)
+            with waits.wanted_until(lambda: self.is_closed):
+                held = self.copies.hold(wanted.file, lambda: not self.is_closed)
         except Exception:  # whoever reads it will meet it, and say so
             return True
         with self.changed:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any, Protocol, TypeAlias
 
+from zephon_torch.io import waits
 from zephon_torch.nodes.made import Made
 from zephon_torch.nodes.pipeline import Pipeline
 from zephon_torch.nodes.window import FOR_CALLER, FOR_READER, FOR_USER_CODE, FOR_WORKER, Windows
@@ -121,17 +122,21 @@ class _InlineRun:
     def __init__(self, pipeline: Pipeline, windows: Iterator[Sequence[WorkItem]]) -> None:
         self._pipeline, self._windows = pipeline, windows
         self._ready: deque[tuple[WorkItem, Any]] = deque()
+        self._stop = threading.Event()
 
     def __next__(self) -> tuple[WorkItem, Made | Exception]:
         if not self._ready:
             items = next(self._windows)
-            self._ready.extend(zip(items, self._pipeline.place_window(items), strict=True))
+            with waits.wanted_until(self._stop.is_set):
+                placed = self._pipeline.place_window(items)
+            self._ready.extend(zip(items, placed, strict=True))
         item, read = self._ready.popleft()
         if isinstance(read, Exception):
             return item, read
         return item, self._pipeline.finish_or_why_not(item, read)
 
     def close(self) -> None:
+        self._stop.set()
         self._ready.clear()
 
 
@@ -174,12 +179,17 @@ class ThreadEngine:
             depth = max(1, self._depth // self._windows.batches(batch_size))
         return _ThreadRun(self, self._pipeline, windows, depth, self._finish_here)
 
-    def submit(self, function: Callable[[_Window], Any], window: _Window) -> Future[Any]:
-        """Queue one call. The pool is made anew after a fork, where its threads do not exist."""
+    def submit(
+        self, function: Callable[[_Window], Any], window: _Window, stop: threading.Event
+    ) -> Future[Any]:
+        """Queue one call, given up once an event is set.
+
+        The pool is made anew after a fork, where its threads do not exist.
+        """
         if self._pool is None or self._pid != os.getpid():
             self._pid = os.getpid()
             self._pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="zephon-reader")
-        return self._pool.submit(_unless_exiting, function, window)
+        return self._pool.submit(_unless_over, function, window, stop)
 
     def close(self) -> None:
         """Wait for the batches in flight and end the threads."""
@@ -203,7 +213,9 @@ class _ThreadRun:
         self._in_flight: deque[tuple[_Window, Future[Any]]] = deque()
         self._ready: deque[tuple[WorkItem, Any]] = deque()
         self._pid = os.getpid()
-        weakref.finalize(self, _cancel, self._in_flight)  # whoever drops the run wants no more
+        self._stop = threading.Event()
+        # whoever drops the run wants no more
+        weakref.finalize(self, _give_up, self._in_flight, self._stop)
 
     def __next__(self) -> tuple[WorkItem, Made | Exception]:
         if not self._ready:
@@ -221,7 +233,7 @@ class _ThreadRun:
             window = next(self._windows, None)
             if window is None:
                 break
-            self._in_flight.append((window, self._engine.submit(self._function, window)))
+            self._in_flight.append((window, self._submit(window)))
         if not self._in_flight:
             raise StopIteration
         window, future = self._in_flight.popleft()
@@ -235,11 +247,14 @@ class _ThreadRun:
         windows = [window for window, _ in self._in_flight]
         self._in_flight.clear()
         for window in windows:
-            self._in_flight.append((window, self._engine.submit(self._function, window)))
+            self._in_flight.append((window, self._submit(window)))
+
+    def _submit(self, window: _Window) -> Future[Any]:
+        return self._engine.submit(self._function, window, self._stop)
 
     def close(self) -> None:
         self._ready.clear()
-        _cancel(self._in_flight)
+        _give_up(self._in_flight, self._stop)
 
 
 def _of_each(failure: BaseException, window: _Window) -> list[Exception]:
@@ -249,13 +264,15 @@ def _of_each(failure: BaseException, window: _Window) -> list[Exception]:
     return [failure] * len(window)
 
 
-def _cancel(in_flight: deque[tuple[_Window, Future[Any]]]) -> None:
+def _give_up(in_flight: deque[tuple[_Window, Future[Any]]], stop: threading.Event) -> None:
+    stop.set()
     while in_flight:
         in_flight.popleft()[1].cancel()
 
 
-def _unless_exiting(function: Callable[[_Window], Any], window: _Window) -> Any:
+def _unless_over(function: Callable[[_Window], Any], window: _Window, stop: threading.Event) -> Any:
     """Call, but not while the interpreter exits: it would wait for all that is queued."""
-    if not threading.main_thread().is_alive():
+    if stop.is_set() or waits.is_exiting():
         raise CancelledError
-    return function(window)
+    with waits.wanted_until(stop.is_set):
+        return function(window)

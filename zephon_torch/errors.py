@@ -7,7 +7,8 @@
     │   ├── MixtureError                  a weight or a dataset name in a mixture
     │   └── WorldError                    rank, world size or global batch size that do not fit
     ├── DatasetError (ValueError)         a path, shard or index that cannot be used
-    │   └── RecordError                   one record that cannot be read or decoded
+    │   ├── RecordError                   one record that cannot be read or decoded
+    │   └── StorageError                  a store that fails, refuses or answers something else
     ├── StateError (ValueError)           a state dict that is corrupt or not ours
     │   └── PlanMismatch                  a sound state, but of another plan
     ├── StaleIteratorError (RuntimeError) an iterator that a newer one or a load has replaced
@@ -43,6 +44,14 @@ class DatasetError(ZephonError, ValueError):
 
 class RecordError(DatasetError):
     """One record that cannot be read or decoded; the message names dataset, file and line."""
+
+
+class StorageError(DatasetError):
+    """A store that cannot be read now; no property of the data, so it is never skipped.
+
+    Raised after all tries. A run goes on at the same batch from a saved state, or in the same
+    process after ``loader.load_state_dict(loader.state_dict())``, once the store is back.
+    """
 
 
 class StateError(ZephonError, ValueError):

@@ -5,19 +5,16 @@ Exceptions travel back as values: what torch itself raises is no batch's.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import signal
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple, Self
 
 import torch
 import torch.utils.data
 from torch._utils import ExceptionWrapper
 
+from zephon_torch import leash
 from zephon_torch.errors import WorkerError
 from zephon_torch.nodes.made import Made
 from zephon_torch.nodes.pipeline import Pipeline
@@ -104,6 +101,18 @@ class InRing(NamedTuple):
     sizes: list[int]
 
 
+class Counted(NamedTuple):
+    """Sent in place of what a worker made of a window, where its cache of shards did something.
+
+    Attributes:
+        results: what it made.
+        counts: of `CacheStats`, since the last time.
+    """
+
+    results: InRing | list[Parcel]
+    counts: tuple[float, ...]
+
+
 class Batches(torch.utils.data.Dataset[Any]):
     """What torch takes for a map-style dataset: its keys are tasks.
 
@@ -115,6 +124,7 @@ class Batches(torch.utils.data.Dataset[Any]):
     def __init__(self, pipeline: Pipeline, ring: RowRing | None) -> None:
         self._pipeline, self._ring = pipeline, ring
         self.broken: Failure | None = None
+        self._counts: tuple[float, ...] = ()
 
     @property
     def given(self) -> Any:
@@ -125,7 +135,22 @@ class Batches(torch.utils.data.Dataset[Any]):
         }
         return known if len(known) > 1 else next(iter(known.values()))
 
-    def __getitem__(self, task: Task) -> InRing | list[Parcel]:
+    def begin(self) -> None:
+        """Count from here on, in a process whose counts begin with those of the trainer."""
+        copies = self._pipeline.fetcher.copies
+        if copies is not None:
+            self._counts = copies.stats.counts()
+
+    def __getitem__(self, task: Task) -> InRing | list[Parcel] | Counted:
+        results = self._made(task)
+        copies = self._pipeline.fetcher.copies
+        if copies is None:
+            return results
+        before, self._counts = self._counts, copies.stats.counts()
+        counts = tuple(now - then for now, then in zip(self._counts, before, strict=True))
+        return Counted(results, counts) if any(counts) else results
+
+    def _made(self, task: Task) -> InRing | list[Parcel]:
         if self.broken is not None:
             return [_parcel(self.broken)] * len(task.items)
         read = self._pipeline.read_window(task.items)
@@ -141,34 +166,32 @@ def _parcel(made: Made | Exception | Failure) -> Parcel:
     return Parcel(made, made.of_known_type if isinstance(made, Failure) else Failure.unsendable)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Beginning:
-    """What a worker process does first: in place of the user's worker_init_fn, which it calls."""
+    """What a worker process does first: in place of the user's worker_init_fn, which it calls.
+
+    Attributes:
+        function: worker_init_fn.
+        reader: of the leash that it is started with.
+    """
 
     function: Callable[[int], None] | None
+    reader: Any = None
 
     def __call__(self, worker_id: int) -> None:
         """Prepare for signals and for the end of the main process, then call it."""
         # Ctrl-C goes to all processes of a terminal; the main one decides whether these end
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        trainer = multiprocessing.parent_process()
-        if trainer is not None:
-            # torch's watchdog watches a fork server, if one stands between them, and lets a process
-            # wait for ever for somebody to take what it has sent
-            threading.Thread(target=_end_with, args=(trainer,), daemon=True).start()
+        leash.obey(self.reader)
         info = torch.utils.data.get_worker_info()
         assert info is not None
         batches = info.dataset
         assert isinstance(batches, Batches)
+        batches.begin()
         object.__setattr__(info, "dataset", batches.given)  # of a frozen object
         try:
             if self.function is not None:
                 self.function(worker_id)
         except Exception as error:
             batches.broken = Failure.of(error, is_of_batch=False)
-
-
-def _end_with(process: BaseProcess) -> None:
-    process.join()
-    os._exit(1)

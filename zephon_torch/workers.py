@@ -7,11 +7,9 @@ code there is for that (small tensors go a shorter way, see ``sending.py``, and 
 
 from __future__ import annotations
 
-import signal
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
@@ -21,13 +19,14 @@ import torch
 import torch.utils.data
 
 from zephon_torch.errors import WorkerError
+from zephon_torch.leash import GRACE_SECONDS, Leash, signals_held, start_helpers
 from zephon_torch.nodes.made import Made
 from zephon_torch.nodes.pipeline import Pipeline
 from zephon_torch.nodes.window import Windows
 from zephon_torch.ring import RowRing, make_ring
 from zephon_torch.sending import PrivateGenerator, cannot_start
 from zephon_torch.work.items import WorkItem
-from zephon_torch.worker_side import Batches, Beginning, Failure, InRing, Task
+from zephon_torch.worker_side import Batches, Beginning, Counted, Failure, InRing, Task
 
 _WORKER_DIED = "DataLoader worker"  # how torch's messages begin
 _TIMED_OUT = "DataLoader timed out"
@@ -62,6 +61,8 @@ class WorkerEngine:
         self._ring: RowRing | None = None
         self._windows = windows
         self._feed = _Feed()
+        self._beginning = Beginning(options.worker_init_fn)
+        self._leash: Leash | None = None
         self.is_sound = True
         # a private one: iter() of torch's loader would draw from the global generator
         self._generator = PrivateGenerator()
@@ -72,6 +73,8 @@ class WorkerEngine:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {
             "_feed": _Feed(),
+            "_beginning": Beginning(self._options.worker_init_fn),
+            "_leash": None,
             "_loader": None,
             "_iterator": None,
             "_ring": None,
@@ -92,7 +95,11 @@ class WorkerEngine:
             self._loader = self._make_loader(batch_size)
         iterator = self._start(self._loader)
         self._iterator = weakref.ref(iterator)
-        return _WorkerRun(self, self._pipeline, self._ring, iterator, self._feed.handing.out)
+        run = _WorkerRun(self, self._pipeline, self._ring, iterator, self._feed.handing.out)
+        if self._leash is not None and not self._options.persistent_workers:
+            # nobody holds the run any more: torch ends its processes in a __del__, after this
+            weakref.finalize(run, self._leash.let_go).atexit = False
+        return run
 
     def _make_loader(self, batch_size: int) -> torch.utils.data.DataLoader[Any]:
         options, batches = self._options, self._windows.batches(batch_size)
@@ -112,7 +119,7 @@ class WorkerEngine:
             prefetch_factor=prefetch,
             pin_memory=options.pin_memory,
             timeout=options.timeout,
-            worker_init_fn=Beginning(options.worker_init_fn),
+            worker_init_fn=self._beginning,
             multiprocessing_context=options.multiprocessing_context,
             persistent_workers=options.persistent_workers,
         )
@@ -121,8 +128,10 @@ class WorkerEngine:
         self.is_sound = False
         wakes = self._options.persistent_workers and self._running() is not None
         try:
-            with nullcontext() if wakes else _interrupts_held():
+            if wakes:
                 iterator = iter(loader)
+            else:
+                iterator = self._start_processes(loader)
         except Exception as error:
             if _tells_of_death(error):  # a persistent worker died between two runs
                 raise self.died(error) from error
@@ -131,6 +140,15 @@ class WorkerEngine:
                 raise told from error
             raise
         self.is_sound = True
+        return iterator
+
+    def _start_processes(self, loader: torch.utils.data.DataLoader[Any]) -> Any:
+        start_helpers(self._options.multiprocessing_context)
+        self._leash = leash = Leash()
+        self._beginning.reader = leash.reader
+        with signals_held():
+            iterator: Any = iter(loader)
+        leash.hold(iterator._workers)
         return iterator
 
     def _sent(self) -> dict[str, Any]:
@@ -159,17 +177,23 @@ class WorkerEngine:
         return self._iterator() if self._iterator is not None else None
 
     def _shut_down(self) -> None:
-        """End the processes, the way torch does."""
+        """End the processes, the way torch does; those that do not end are killed."""
         iterator = self._running()
-        if iterator is None:  # torch's iterator has ended them in its __del__
+        if iterator is None or self._leash is None:  # torch has ended them in its __del__
             return
         try:
-            iterator._shutdown_workers()
+            with self._leash.killed_after(GRACE_SECONDS):
+                iterator._shutdown_workers()
         except RuntimeError as error:
             # One crashed before or on its way out: it was to end anyway. torch's handler of the
             # signal says so once for all processes of an iterator, and the others are ended.
             if not _tells_of_death(error):
                 raise
+
+    def give_up(self, results: Any) -> None:
+        """End the processes behind a run, if they serve no other one."""
+        if not self._options.persistent_workers and results is self._running():
+            self._shut_down()
 
     def close(self) -> None:
         """End the processes."""
@@ -177,16 +201,6 @@ class WorkerEngine:
         self._shut_down()
         self._loader = self._iterator = self._ring = None
         self.is_sound = True
-
-
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Hold Ctrl-C back, also in processes that are started meanwhile, until they ignore it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _tells_of_death(error: Exception) -> bool:
@@ -232,6 +246,10 @@ class _WorkerRun:
         except (RuntimeError, OSError, EOFError) as error:
             return self._of_no_batch(error)
         self._engine.is_sound = True
+        copies = self._pipeline.fetcher.copies
+        if copies is not None and isinstance(results, Counted):
+            results, counts = results
+            copies.stats.add(counts)
         if isinstance(results, InRing):
             assert self._ring is not None
             results = self._ring.get(*results)
@@ -261,6 +279,7 @@ class _WorkerRun:
         return bool(wait(sentinels, timeout=_DEATH_SEEN_WITHIN)) if sentinels else False
 
     def close(self) -> None:
+        self._engine.give_up(self._results)
         self._results = iter(())
         self._handed_out.clear()
         self._ready.clear()

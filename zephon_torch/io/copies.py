@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -35,7 +35,10 @@ os.register_at_fork(
 
 @dataclass(slots=True)
 class CacheStats:
-    """What the cache did for this process: worker processes count for themselves.
+    """What the cache did for this process and its worker processes.
+
+    The counts of a worker process come with its batches: those of batches that were not handed over
+    are missing.
 
     Attributes:
         hits: shards that were there when a reader came.
@@ -50,6 +53,17 @@ class CacheStats:
     downloaded_bytes: int = 0
     wait_seconds: float = 0.0
     bypassed: int = 0
+
+    def counts(self) -> tuple[float, ...]:
+        """Return all counts, in the order of the attributes."""
+        with _counting:
+            return astuple(self)
+
+    def add(self, counts: Sequence[float]) -> None:
+        """Add counts as `counts` returns them."""
+        with _counting:
+            for field, count in zip(fields(self), counts, strict=True):
+                setattr(self, field.name, getattr(self, field.name) + count)
 
 
 class ShardCopies:

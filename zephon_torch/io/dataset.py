@@ -28,6 +28,7 @@ from zephon_torch.io.fingerprint import fingerprint
 from zephon_torch.io.formats import FormatOptions, make_options
 from zephon_torch.io.formats.reader import Reader, Samples, samples_of
 from zephon_torch.io.map_style import check_sizes, length_of
+from zephon_torch.io.options import StorageOptions
 from zephon_torch.io.shards import Shard, ShardTable
 from zephon_torch.io.split import PartContent, PartReader, split
 
@@ -107,8 +108,10 @@ class Dataset:
                 while they are read.
         """
         _check_name(name)  # before anything is read
+        hidden = StorageOptions(storage_options)
+        del storage_options  # crash reports show local variables
         with _naming(name):
-            found = find_shards(path, format, storage_options)
+            found = find_shards(path, format, hidden)
             format_options = make_options(found.format, options)
             num_samples = count_samples(name, found, format_options)
         return cls.of_counted(name, found, format_options, num_samples)
@@ -153,8 +156,10 @@ class Dataset:
         _check_name(name)
         place = None if root is None else path_text(root)
         options = {"allow_pickle": True} if allow_pickle else {}
+        hidden = StorageOptions(storage_options)
+        del storage_options  # crash reports show local variables
         with _naming(name):
-            found, content = manifest.load(path_text(path), place, storage_options, options)
+            found, content = manifest.load(path_text(path), place, hidden, options)
         return cls(name, found.format, found.shards, content)
 
     @classmethod
@@ -248,7 +253,8 @@ class Dataset:
             ConfigurationError: Not a path, no dataset of files, or a part of one.
             OSError: It cannot be written.
         """
-        content = self.content
+        content, hidden = self.content, StorageOptions(storage_options)
+        del storage_options  # crash reports show local variables
         if not isinstance(content, FileContent):
             raise ConfigurationError(
                 f"dataset {self.name!r} has no files of its own: a manifest is of what "
@@ -257,7 +263,7 @@ class Dataset:
         known = manifest.Manifest(
             self.format, content.options, self.shards, content.stamps, content.beside
         )
-        manifest.save(path_text(path), storage_options, known)
+        manifest.save(path_text(path), hidden, known)
 
     @cached_property
     def num_samples(self) -> int:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ from zephon_torch.io.formats import (
     load_format,
     marked_format,
 )
+from zephon_torch.io.options import StorageOptions
 from zephon_torch.io.storage import connect
 
 _COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".lz4")
@@ -59,7 +60,7 @@ class Found:
 
 
 def find_shards(
-    path: str | os.PathLike[str], format: str | None, storage_options: Mapping[str, Any] | None
+    path: str | os.PathLike[str], format: str | None, storage_options: StorageOptions | None
 ) -> Found:
     """List the data files that a path stands for.
 

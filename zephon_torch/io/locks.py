@@ -13,6 +13,10 @@ import os
 import weakref
 from contextlib import suppress
 
+from zephon_torch.io import waits
+
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05  # seconds
+
 
 class FileLock:
     """An open file that can be locked. Closed, and so unlocked, when it is dropped.
@@ -40,12 +44,30 @@ class FileLock:
         return True
 
     def exclusive(self) -> None:
-        """Wait until nobody else has a lock."""
-        fcntl.flock(self.descriptor, fcntl.LOCK_EX)
+        """Wait until nobody else has a lock.
+
+        Raises:
+            StorageError: Nobody wants to wait any longer.
+        """
+        self._wait_for(fcntl.LOCK_EX)
 
     def shared(self) -> None:
-        """Wait until nobody locks out everybody. Of an exclusive lock it makes a shared one."""
-        fcntl.flock(self.descriptor, fcntl.LOCK_SH)
+        """Take a shared lock, waiting for an exclusive one; makes one of one's own exclusive lock.
+
+        Raises:
+            StorageError: Nobody wants to wait any longer.
+        """
+        self._wait_for(fcntl.LOCK_SH)
+
+    def _wait_for(self, kind: int) -> None:
+        """Ask again and again: the holder may hang, while this process has to end."""
+        pause = _SHORTEST_PAUSE
+        while True:
+            try:
+                return fcntl.flock(self.descriptor, kind | fcntl.LOCK_NB)
+            except BlockingIOError:
+                waits.pause(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
 
     def is_at(self, path: str) -> bool:
         """Whether a path still leads to the open file: it may be removed or renamed any time."""

@@ -29,7 +29,7 @@ import json
 import re
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
@@ -42,6 +42,7 @@ from zephon_torch.errors import ConfigurationError, DatasetError
 from zephon_torch.io.content import FileContent
 from zephon_torch.io.files import FileInfo, Storage
 from zephon_torch.io.formats import FORMATS, FormatOptions, detect_format, make_options
+from zephon_torch.io.options import StorageOptions
 from zephon_torch.io.paths import Paths
 from zephon_torch.io.shards import ShardTable
 from zephon_torch.io.storage import connect
@@ -71,7 +72,7 @@ class Manifest:
     beside: Sequence[FileInfo] = ()
 
 
-def save(path: str, storage_options: Mapping[str, Any] | None, manifest: Manifest) -> None:
+def save(path: str, storage_options: StorageOptions, manifest: Manifest) -> None:
     """Write a manifest, whole or not at all.
 
     Raises:
@@ -108,7 +109,7 @@ def save(path: str, storage_options: Mapping[str, Any] | None, manifest: Manifes
 def load(
     path: str,
     root: str | None,
-    storage_options: Mapping[str, Any] | None,
+    storage_options: StorageOptions,
     options: Mapping[str, Any],
 ) -> tuple[Manifest, FileContent]:
     """Read a manifest, and make the content that lies below a root or beside it.

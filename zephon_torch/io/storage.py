@@ -5,41 +5,46 @@ fsspec file systems are looked up anew for every call: fsspec itself keeps one p
 made before a fork must not be used after it.
 
 What may pass (``retries.py``) is tried again, unless the store's own package does so. What remains
-is raised as a `DatasetError` that names the URL, in place of the package's own error, which may
+is raised as a `StorageError` that names the URL, in place of the package's own error, which may
 hold credentials. Nothing but the bytes asked for is ever returned: stores that ignore ranges are
-refused.
+refused (``web.py``).
 """
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import os
 import re
 import threading
-import time
 import urllib.parse
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
-from email.utils import parsedate_to_datetime
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from zephon_torch.errors import ConfigurationError, DatasetError, ZephonError
-from zephon_torch.io import retries
+from zephon_torch.errors import ConfigurationError, DatasetError
+from zephon_torch.io import retries, web
+from zephon_torch.io.clients import Client
 from zephon_torch.io.files import FileInfo, Kind, Storage, is_ignored, split_at_wildcard
 from zephon_torch.io.local import LocalStorage
+from zephon_torch.io.merging import merge_ranges
+from zephon_torch.io.options import StorageOptions
+from zephon_torch.io.stamps import stamp_of
 
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.:-]*)://(?P<root>.*)", re.DOTALL)
 _USER_INFO = re.compile(r"://[^/@]*@")
 # Two ranges closer than this are one request: a request costs more than the bytes between them.
 _MERGE_GAP_BYTES = 64 << 10
-_WEB = ("http", "https")
+# Listing or writing may take so many times as long as a read: a bucket may have many pages.
+_LONG = 10
+# The rest of a chained URL, as opposed to a name with "::" in it: another URL, or a path after a
+# file system that lies in a file.
+_CHAINED = re.compile(r"::(?=(?:[a-z][a-z0-9+.-]*::)*[A-Za-z][A-Za-z0-9+.-]*://)")
+_IN_A_FILE = {"zip", "tar", "libarchive", "reference"}
+# Stands for "::" in names while fsspec, which takes URLs apart there, looks at them.
+_COLONS = "\ue000\ue001"
 
 _T = TypeVar("_T")
 
@@ -67,7 +72,9 @@ _resolved: dict[tuple[int, str], _Resolved] = {}
 _RESOLVED_KEPT = 1 << 16
 
 
-def connect(path: str, storage_options: Mapping[str, Any] | None = None) -> Storage:
+def connect(
+    path: str, storage_options: Mapping[str, Any] | StorageOptions | None = None
+) -> Storage:
     """Return the storage whose root is a path or URL.
 
     Args:
@@ -82,10 +89,18 @@ def connect(path: str, storage_options: Mapping[str, Any] | None = None) -> Stor
         # pathlib's as_uri() quotes, fsspec does not unquote: what exists as written wins.
         literal = os.path.exists(root)
         return LocalStorage(os.path.abspath(root if literal else urllib.parse.unquote(root)))
-    # What follows the path (a query, the rest of a chained URL) stays behind every path below it.
-    cut = root.find("?") if scheme.rpartition("::")[2] in _WEB else root.find("::")
+    cut = _tail_at(scheme.rpartition("::")[2], root)
     root, tail = (root, "") if cut < 0 else (root[:cut], root[cut:])
-    return RemoteStorage(root.rstrip("/"), scheme, tail, dict(storage_options or {}))
+    return RemoteStorage(root.rstrip("/"), scheme, tail, StorageOptions(storage_options))
+
+
+def _tail_at(protocol: str, root: str) -> int:
+    """Where the tail that stays behind every path begins: a query, the rest of a chain; or -1."""
+    if protocol in web.WEB:
+        return root.find("?")
+    if (chained := _CHAINED.search(root)) is not None:
+        return chained.start()
+    return root.find("::") if protocol in _IN_A_FILE else -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +110,7 @@ class RemoteStorage(Storage):
     root: str
     scheme: str
     tail: str
-    options: dict[str, Any]
+    options: StorageOptions
 
     def __repr__(self) -> str:
         return f"RemoteStorage({self.url()!r})"  # without credentials
@@ -120,23 +135,28 @@ class RemoteStorage(Storage):
 
     def list_files(self) -> list[FileInfo]:
         """List files at any depth."""
-        files = self._ask("", lambda fs, base: self._files(fs.find(base, detail=True), base))
+
+        def find(client: Client, base: str) -> list[FileInfo]:
+            return self._files(client.call("find", base, detail=True), base)
+
+        files = self._ask("", find, times=_LONG)
         return [file for file in files if not any(map(is_ignored, file.path.split("/")))]
 
     def glob(self, pattern: str) -> list[FileInfo]:
         """List files that match."""
 
-        def find(fs: Any, base: str) -> list[FileInfo]:
-            return self._files(fs.glob(f"{base.rstrip('/')}/{pattern}", detail=True), base)
+        def find(client: Client, base: str) -> list[FileInfo]:
+            found = client.call("glob", f"{base.rstrip('/')}/{pattern}", detail=True)
+            return self._files(found, base)
 
-        return self._ask("", find)
+        return self._ask("", find, times=_LONG)
 
     def info(self, path: str) -> FileInfo:
         """Return size and stamp as they are now."""
         told = self._ask(path, _fresh_info)
         if told.get("size") is None:
             raise DatasetError(f"the store does not tell the size of {self.url(path)!r}")
-        return FileInfo(path, int(told["size"]), _stamp(told))
+        return FileInfo(path, int(told["size"]), stamp_of(told))
 
     def read(self, path: str, start: int, stop: int) -> bytes:
         """Read one range."""
@@ -159,7 +179,7 @@ class RemoteStorage(Storage):
     def write(self, path: str, parts: Sequence[Any]) -> None:
         """Write in one request."""
         content = b"".join(parts)
-        self._ask(path, lambda fs, full: fs.pipe_file(full, content))
+        self._ask(path, lambda client, full: client.call("pipe_file", full, content), times=_LONG)
 
     def url(self, path: str = "") -> str:
         """Return the path without credentials."""
@@ -187,44 +207,45 @@ class RemoteStorage(Storage):
     def _look_up(self, path: str) -> tuple[Any, str]:
         import fsspec.core
 
-        url, options = f"{self.scheme}://{self._join(path)}{self.tail}", self.options
-        if self.scheme in _WEB:  # ranges are those of the file itself, never of a compressed form
-            plain = {"Accept-Encoding": "identity"}
-            options = options | {"headers": plain | dict(options.get("headers", {}))}
+        location = self._join(path).replace("::", _COLONS)
+        url = f"{self.scheme}://{location}{self.tail}"
+        options = StorageOptions(web.with_checks(self.options.plain(), retries.protocols(url)))
+        failed = ""
         try:
             with _resolving:
-                fs, full = fsspec.core.url_to_fs(url, **options)
+                fs, full = fsspec.core.url_to_fs(url, **options.plain())
         except ImportError as error:
             extra = retries.extra_of(url)
             remedy = f": pip install 'zephon-torch[{extra}]'" if extra else ""
-            raise ConfigurationError(f"cannot open {self.url(path)!r}: {error}{remedy}") from error
+            failed = f"{error}{remedy}"
         except ValueError as error:  # an unknown protocol, or an option that cannot be
-            told = retries.without_credentials(str(error), self.options)
-            raise ConfigurationError(f"cannot open {self.url(path)!r}: {told}") from None
-        return fs, str(full)
+            failed = retries.without_credentials(str(error), self.options)
+        if failed:  # without what was raised: its frames hold the options as they are
+            raise ConfigurationError(f"cannot open {self.url(path)!r}: {failed}")
+        return fs, str(full).replace(_COLONS, "::")
 
-    def _ask(self, path: str, ask: Callable[[Any, str], _T]) -> _T:
+    def _ask(self, path: str, ask: Callable[[Client, str], _T], *, times: int = 1) -> _T:
         """Call with the file system and the path in its spelling; again if that may help.
+
+        Args:
+            path: Of the file.
+            ask: Asks.
+            times: As long as a read it may take so many times.
 
         Raises:
             FileNotFoundError: There is no such file, folder or bucket.
-            DatasetError: It failed for good.
+            StorageError: It failed for good.
         """
-        is_tried_there = retries.retries_itself(f"{self.scheme}://{self.tail}")
-        for tries, delay in enumerate((*retries.DELAYS, None), 1):
-            try:
-                return ask(*self._resolve(path))
-            except ZephonError:
-                raise
-            except Exception as raised:
-                error = retries.behind(raised)
-                if isinstance(error, FileNotFoundError):
-                    raise FileNotFoundError(errno.ENOENT, "no such file", self.url(path)) from None
-                is_ours = not is_tried_there or isinstance(error, retries.ShortReadError)
-                if delay is None or not is_ours or not retries.is_passing(error):
-                    raise retries.failure(self.url(path), error, tries, self.options) from None
-            time.sleep(delay)
-        raise AssertionError("the last try returns or raises")
+
+        def attempt(until: float) -> _T:
+            fs, full = self._resolve(path)
+            return ask(Client(fs, until, is_web=self.scheme in web.WEB), full)
+
+        is_ours = not retries.retries_itself(f"{self.scheme}://{self.tail}")
+        seconds = retries.seconds_allowed() * times
+        return retries.until_answered(
+            attempt, self.url(path), self.options, is_ours=is_ours, seconds=seconds
+        )
 
     def _read_exactly(
         self, path: str, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]
@@ -234,18 +255,17 @@ class RemoteStorage(Storage):
         read = dict.fromkeys(np.flatnonzero(starts == stops).tolist(), b"")
         sizes = (stops - starts).tolist()
 
-        def request(fs: Any, full: str) -> None:
+        def request(client: Client, full: str) -> None:
             # a later try asks for what is missing only
             left = [at for at in range(len(starts)) if at not in read]
-            ranges = starts[left].tolist(), stops[left].tolist()
-            got = _cat_ranges(fs)([full] * len(left), *ranges, on_error="return")
+            got = client.read_ranges(full, starts[left].tolist(), stops[left].tolist())
             failed: BaseException | None = None
             for at, part in zip(left, got, strict=True):
                 if type(part) is bytes and len(part) == sizes[at]:
                     read[at] = part
                     continue
                 try:
-                    read[at] = self._checked(path, part, int(starts[at]), int(stops[at]))
+                    read[at] = _checked(client, full, part, int(starts[at]), int(stops[at]))
                 except Exception as error:
                     failed = failed or error
             if failed is not None:
@@ -261,22 +281,6 @@ class RemoteStorage(Storage):
             ) from None
         return [read[at] for at in range(len(starts))]
 
-    def _checked(self, path: str, part: bytes | BaseException, start: int, stop: int) -> bytes:
-        """Return what came if it is what was asked for, or all that there is."""
-        if isinstance(part, BaseException):
-            if not retries.is_past_the_end(part):
-                raise part
-            part = b""
-        if len(part) > stop - start:
-            raise DatasetError(
-                f"the store of {self.url(path)!r} sent {len(part):,} bytes where {stop - start:,} "
-                "were asked for: it does not serve ranges of files. Use one that does, or put "
-                "simplecache:: before the URL to keep whole files on this machine"
-            )
-        if len(part) < stop - start and self.info(path).num_bytes >= stop:
-            raise retries.ShortReadError(f"{len(part):,} bytes instead of {stop - start:,}")
-        return bytes(part)
-
     def _files(self, found: Mapping[str, Mapping[str, Any]], base: str) -> list[FileInfo]:
         """Return those that are files; a listing of web pages does not tell their sizes."""
         files = []
@@ -287,63 +291,30 @@ class RemoteStorage(Storage):
             if told.get("size") is None:
                 files.append(self.info(path))
             else:
-                files.append(FileInfo(path, int(told["size"]), _stamp(told)))
+                files.append(FileInfo(path, int(told["size"]), stamp_of(told)))
         return files
 
 
-def _cat_ranges(fs: Any) -> Callable[..., Any]:
-    """What reads ranges; fsspec's simplecache (2026.2) cannot, of files that it has not copied."""
-    import fsspec
-
-    is_broken = "simplecache" in fs.protocol
-    return partial(fsspec.AbstractFileSystem.cat_ranges, fs) if is_broken else fs.cat_ranges
-
-
-def merge_ranges(
-    starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64], gap: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Join ranges that touch, overlap or lie at most `gap` bytes apart. Pure.
-
-    Args:
-        starts: int64[n], in any order.
-        stops: int64[n].
-        gap: Bytes that may be read in vain between two ranges.
-
-    Returns:
-        Starts and stops of the joined ranges, and int64[n]: which of them holds range i.
-    """
-    order = np.argsort(starts, kind="stable")
-    reach = np.maximum.accumulate(stops[order])
-    is_first = np.ones(len(order), dtype=bool)
-    is_first[1:] = starts[order][1:] > reach[:-1] + gap
-    owner = np.empty(len(order), dtype=np.int64)
-    owner[order] = np.cumsum(is_first) - 1
-    is_last = np.roll(is_first, -1)
-    return starts[order][is_first], reach[is_last], owner
+def _checked(
+    client: Client, full: str, part: bytes | BaseException, start: int, stop: int
+) -> bytes:
+    """Return what came if it is what was asked for, or all that there is."""
+    if isinstance(part, BaseException):
+        if not retries.is_past_the_end(part):
+            raise part
+        part = b""
+    if len(part) > stop - start:
+        raise retries.AnswerError(
+            f"sent {len(part):,} bytes where {stop - start:,} were asked for: it does not serve "
+            "ranges of files. Use one that does, or put simplecache:: before the URL to keep whole "
+            "files on this machine"
+        )
+    if len(part) < stop - start and (_fresh_info(client, full).get("size") or 0) >= stop:
+        raise retries.ShortReadError(f"{len(part):,} bytes instead of {stop - start:,}")
+    return bytes(part)
 
 
-def _fresh_info(fs: Any, path: str) -> Mapping[str, Any]:
-    fs.invalidate_cache()  # a listing that fsspec remembers may be older than the newest shard
-    told: Mapping[str, Any] = fs.info(path)
+def _fresh_info(client: Client, path: str) -> Mapping[str, Any]:
+    client.fs.invalidate_cache()  # a remembered listing may be older than the newest shard
+    told: Mapping[str, Any] = client.call("info", path)
     return told
-
-
-def _stamp(info: Mapping[str, Any]) -> int:
-    """Stamp of what a store tells about a version of a file, as `FileInfo` describes."""
-    for key in ("ETag", "etag"):
-        if tag := info.get(key):
-            # Listings and single look-ups differ in quotes.
-            digest = hashlib.sha256(str(tag).removeprefix("W/").strip('"').encode()).digest()
-            return -1 - (int.from_bytes(digest[:8]) >> 1)
-    for key in ("mtime", "LastModified", "last_modified", "Last-Modified", "updated", "created"):
-        if time := info.get(key):
-            return _microseconds(time) * 1000
-    return 0
-
-
-def _microseconds(time: datetime | float | str) -> int:
-    """Since 1970. One store gives the same time as number, object or text in different calls."""
-    if isinstance(time, str):
-        is_iso = time[:1].isdecimal()
-        time = datetime.fromisoformat(time) if is_iso else parsedate_to_datetime(time)
-    return round((time.timestamp() if isinstance(time, datetime) else time) * 1e6)

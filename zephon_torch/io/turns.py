@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from zephon_torch.io import waits
+
 _POLL_SECONDS = 0.05
 _PATIENCE_SECONDS = 60.0
 _SLOW_BYTES_PER_SECOND = 20e6
@@ -49,4 +51,4 @@ def _wait(descriptor: int) -> bool:
             return has_waited
         if time.monotonic() > limit:
             return True
-        time.sleep(_POLL_SECONDS)
+        waits.pause(_POLL_SECONDS)

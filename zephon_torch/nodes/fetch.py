@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zephon_torch.arithmetic.permutation import Int64Array
-from zephon_torch.errors import RecordError, WorkerError
+from zephon_torch.errors import RecordError, StorageError, WorkerError
 from zephon_torch.io.content import directly
 from zephon_torch.io.copies import CopyReader, ShardCopies
 from zephon_torch.io.dataset import Dataset, Reader, Samples, samples_of
@@ -133,6 +133,8 @@ class Fetcher:
         if group is not None:
             try:
                 return group.read(numbers, records)
+            except StorageError:  # no shard's: it would only be met again, after all its tries
+                raise
             except Exception:  # what is wrong, and where, is found out shard by shard
                 pass
         return self._read_by_shard(opened, numbers, records)

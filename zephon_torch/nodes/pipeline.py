@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from zephon_torch.errors import ConfigurationError, WorkerError
+from zephon_torch.errors import ConfigurationError, StorageError, WorkerError
 from zephon_torch.io.copies import ShardCopies
 from zephon_torch.io.dataset import Samples, samples_of
 from zephon_torch.io.formats.mapped_rows import PlacedRows
@@ -74,6 +74,8 @@ class Pipeline:
             return [self._read_or_why_not(items[0])]
         try:
             read = read_all(pointers_of(items))
+        except StorageError as error:  # the store's: each of them would wait for all its tries
+            return [error] * len(items)
         except Exception:  # of one of them
             return [self._read_or_why_not(item) for item in items]
         sizes = [item.num_samples for item in items]
