@@ -2,8 +2,8 @@
 
 No byte of a block is given out before the block was decoded to its end, where its checksums are:
 what a damaged block decodes to before its first error may look like data. A block of up to 1 MiB is
-decoded to its end each time. A larger one is so once per process, before its first byte is used;
-later a reader goes on where it stopped, and only what lies before that needs the block decoded from
+decoded to its end each time. A larger one is so once by each reader, before its first byte is used;
+later it goes on where it stopped, and only what lies before that needs the block decoded from
 its start again. (Decoding 8 MiB each time would be slow where many readers take turns: what a
 thread keeps does not hold a block of each.) After an error a file counts as never verified.
 
@@ -40,8 +40,6 @@ _tokens = itertools.count()
 
 _pieces: Recent[bytes] = Recent()
 _decoders: Recent[tuple[int, int, Decoder]] = Recent()
-# Larger blocks that were sound to their end: identity, size and stamp of their file, and their number.
-_verified: set[tuple[str, int, int, int]] = set()
 
 
 def open_decoded(file: StoredFile, compressed: Ranges, blocks: Blocks) -> Ranges:
@@ -81,6 +79,7 @@ class DecodedRanges:
         self._blocks = blocks
         self._starts = np.ascontiguousarray(blocks[:-1, 1])
         self._token = next(_tokens)
+        self._verified: set[int] = set()  # larger blocks that were sound to their end
         self._wanted: npt.NDArray[np.int64] = np.empty(0, np.int64)  # blocks of this read
         self._ahead: dict[int, bytes] = {}  # compressed bytes of some of them
         self._ahead_stop = 0  # the block behind the last one that was requested
@@ -94,7 +93,7 @@ class DecodedRanges:
         try:
             self._fill(parts, order, starts[order], stops[order])
         except CodecError as error:
-            _verified.difference_update(map(self._key, range(len(self._starts))))
+            self._verified.clear()
             _refuse(self._file, str(error))
         finally:
             self._ahead, self._ahead_stop = {}, 0
@@ -154,7 +153,7 @@ class DecodedRanges:
         if piece is not None:
             return piece
         size = self._size(block)
-        if size > _ALWAYS_WHOLE_BYTES and self._key(block) in _verified:
+        if size > _ALWAYS_WHOLE_BYTES and block in self._verified:
             return self._decode_up_to(block, number)
         if size <= LARGE_BLOCK_BYTES:
             return self._decode_block(block)[number]
@@ -171,14 +170,14 @@ class DecodedRanges:
         for number, piece in enumerate(pieces):
             self._keep(block, number, piece)
         if self._size(block) > _ALWAYS_WHOLE_BYTES:
-            _verified.add(self._key(block))
+            self._verified.add(block)
         return pieces
 
     def _verify(self, block: int) -> None:
         """Decode a block that is too large to be kept, for its checksums alone."""
         for _ in self._pieces_of(block):
             pass
-        _verified.add(self._key(block))
+        self._verified.add(block)
 
     def _pieces_of(self, block: int) -> Iterator[bytes]:
         """Decode a block to its end; all of it is right only when this ends."""
@@ -204,10 +203,6 @@ class DecodedRanges:
 
     def _keep(self, block: int, number: int, piece: bytes) -> None:
         _pieces.put((self._token, block, number), piece, len(piece), _MAX_PIECES_BYTES)
-
-    def _key(self, block: int) -> tuple[str, int, int, int]:
-        file = self._file
-        return file.storage.identity(file.path), file.num_bytes, file.stamp, block
 
     def _finish(self, decoder: Decoder) -> None:
         """Go behind the end of a block: only there its last checksum is compared."""

@@ -101,7 +101,7 @@ def _hold(
     identity = file.storage.identity(file.path)
     key = f"{codec} {file.num_bytes} {file.stamp} {identity}"
     try:
-        return _open_cache(folder, limit_bytes).hold(key, num_bytes, make)
+        return _open_cache(folder, limit_bytes).hold(key, num_bytes, make, file.url)
     except DatasetError as error:
         if isinstance(error.__cause__, OSError):  # the disk is full
             raise error.__cause__ from error
