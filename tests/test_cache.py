@@ -7,9 +7,11 @@ import os
 import pickle
 import random
 import signal
+import stat
 import threading
 import time
 import traceback
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,8 +22,9 @@ from hypothesis import strategies as st
 from processes import wait_until
 
 from zephon_torch.errors import ConfigurationError, DatasetError, StorageError
-from zephon_torch.io import waits
+from zephon_torch.io import checksums, waits
 from zephon_torch.io.cache import Held, ShardCache
+from zephon_torch.io.checksums import DamagedCopyWarning
 
 pytestmark = pytest.mark.timeout(60)
 SIZE = 1000
@@ -71,10 +74,12 @@ def parts(cache: ShardCache) -> list[Path]:
 
 
 def used_bytes(cache: ShardCache) -> int:
-    """While nobody makes room."""
+    """Of entries and parts, while nobody makes room; a checksum takes a line beside."""
     total = 0
     with cache._locked():
         for file in os.scandir(cache.folder):
+            if file.name.endswith((".sum", ".tmp")):
+                continue
             try:
                 total += file.stat().st_size
             except FileNotFoundError:
@@ -192,7 +197,9 @@ def test_a_dirty_folder_is_adopted(cache: ShardCache) -> None:
     smaller = ShardCache(cache.folder, 2 * SIZE)
     assert not dead.exists()
     assert kept(smaller, "a", "b", "c") == "bc"  # a was held longest ago
-    with hold(smaller, "b") as b, hold(smaller, "c") as c:
+    with pytest.warns(DamagedCopyWarning, match="is damaged: it has 3 bytes, 1,000 when it was"):
+        b = hold(smaller, "b")
+    with b, hold(smaller, "c") as c:
         assert (b.is_new, c.is_new) == (True, False)  # b was too short
     assert foreign.stat().st_size == 5000
 
@@ -395,3 +402,155 @@ def test_waiting_for_a_maker_that_hangs_can_be_given_up(cache: ShardCache) -> No
     maker.join()
     held = cache.hold("k", 3, make)
     assert held is not None and not held.is_new
+
+
+# --- entries that are damaged, and names that lead elsewhere -------------------------------------
+
+
+def in_a_new_process(function: Callable[[], object]) -> None:
+    """Run where nothing was compared yet."""
+
+    def anew() -> None:
+        checksums._compared.clear()
+        function()
+
+    assert exit_code(run_forked(anew)) == 0
+
+
+def damage(path: Path) -> None:
+    """Change one bit; size and times stay."""
+    status = path.stat()
+    with open(path, "r+b") as stream:
+        stream.seek(500)
+        (byte,) = stream.read(1)
+        stream.seek(500)
+        stream.write(bytes([byte ^ 1]))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def test_a_damaged_entry_is_made_anew_and_named(cache: ShardCache) -> None:
+    put(cache, "a")
+    (entry,) = entries(cache)
+    damage(entry)
+
+    def warns() -> None:
+        told = rf"'{entry}', the copy of 's3://b/a', is damaged: its checksum is .* made anew"
+        with pytest.warns(DamagedCopyWarning, match=told):
+            held = cache.hold("a", SIZE, writes("a"), "s3://b/a")
+        assert held is not None and held.is_new
+        assert Path(held.path).read_bytes() == content("a")
+
+    in_a_new_process(warns)
+    in_a_new_process(lambda: hold(cache, "a"))  # sound again: no warning
+    assert not hold(cache, "a").is_new
+
+
+def test_a_damaged_entry_that_others_hold_goes_all_the_same(cache: ShardCache) -> None:
+    with hold(cache, "a") as before:
+        damage(Path(before.path))
+
+        def warns() -> None:
+            with pytest.warns(DamagedCopyWarning, match="is damaged"):
+                assert hold(cache, "a").is_new
+
+        in_a_new_process(warns)
+        assert Path(before.path).read_bytes() == content("a")
+
+
+def test_the_checksum_is_compared_once_per_process_and_entry(
+    cache: ShardCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    crc32 = checksums._crc32
+    monkeypatch.setattr(checksums, "_crc32", lambda *a: read.append(a[1]) or crc32(*a))  # type: ignore
+    put(cache, "a", "a")
+    assert read == []  # made here
+    checksums._compared.clear()
+    put(cache, "a", "a")
+    assert read == [SIZE]
+    in_a_new_process(lambda: put(cache, "b", "c", "d", "a"))
+    put(cache, "a")
+    assert read == [SIZE, SIZE]  # another entry under that name
+
+
+def test_entries_without_a_checksum_are_used_and_get_one(cache: ShardCache) -> None:
+    put(cache, "a")
+    (entry,) = entries(cache)
+    line = Path(f"{entry}.sum")
+    line.unlink()
+    in_a_new_process(lambda: cache.hold("a", SIZE, never))
+    assert line.read_text().startswith(f"crc32 {zlib.crc32(content('a')):08x} {SIZE} ")
+    damage(entry)
+    with pytest.warns(DamagedCopyWarning, match=f"{entry}"):
+        assert hold(cache, "a").is_new
+
+
+@pytest.mark.parametrize("text", ["", "crc32 xyz", "\xff" * 500])
+def test_a_checksum_that_is_none_makes_the_entry_anew(cache: ShardCache, text: str) -> None:
+    put(cache, "a")
+    Path(f"{entries(cache)[0]}.sum").write_text(text)
+    with pytest.warns(DamagedCopyWarning, match="its checksum cannot be read"):
+        assert hold(cache, "a").is_new
+
+
+def test_checksums_can_be_left_out(cache: ShardCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(cache, "a")
+    damage(entries(cache)[0])
+    checksums._compared.clear()
+    monkeypatch.setenv("ZEPHON_VERIFY_COPIES", "0")
+    held = cache.hold("a", SIZE, never)
+    assert held is not None
+    held.close()
+    monkeypatch.setenv("ZEPHON_VERIFY_COPIES", "no")
+    with pytest.raises(ConfigurationError, match="ZEPHON_VERIFY_COPIES must be 0 or 1, got 'no'"):
+        cache.hold("a", SIZE, never)
+    monkeypatch.setenv("ZEPHON_VERIFY_COPIES", "1")
+    with pytest.warns(DamagedCopyWarning):
+        put(cache, "a")
+
+
+def test_what_goes_takes_its_checksum_along(cache: ShardCache) -> None:
+    put(cache, *"abcdefg")
+    names = sorted(path.name for path in Path(cache.folder).iterdir())
+    assert [name[64:] for name in names[:-1]] == [".shard", ".shard.sum"] * 3
+    assert names[-1] == "zephon-cache.lock"
+
+
+@pytest.mark.parametrize("kind", ["link", "hard link", "dead link", "folder", "pipe"])
+@pytest.mark.parametrize("ending", [".part", ".shard", ".shard.sum", "lock"])
+def test_nothing_is_written_through_what_has_the_name_of_a_file_of_the_cache(
+    cache: ShardCache, tmp_path: Path, kind: str, ending: str
+) -> None:
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"precious" * 125)
+    stem = Path(cache.folder, hashlib.sha256(b"a").hexdigest())
+    path = Path(f"{stem}{ending}")
+    if ending == "lock":
+        path = Path(cache.folder, "zephon-cache.lock")
+    if ending == ".shard.sum":
+        put(cache, "a")
+        checksums._compared.clear()
+    path.unlink(missing_ok=True)
+    {
+        "link": lambda: path.symlink_to(victim),
+        "hard link": lambda: path.hardlink_to(victim),
+        "dead link": lambda: path.symlink_to(tmp_path / "nowhere"),
+        "folder": path.mkdir,
+        "pipe": lambda: os.mkfifo(path),
+    }[kind]()
+    with pytest.raises(ConfigurationError, match=f"'{path}' is a folder, a link or something"):
+        cache.hold("a", SIZE, writes("a"))
+    assert victim.read_bytes() == b"precious" * 125 and not (tmp_path / "nowhere").exists()
+    path.rmdir() if kind == "folder" else path.unlink()
+    hold(cache, "a").close()
+
+
+def test_a_folder_that_is_made_is_private_and_one_that_is_there_stays(tmp_path: Path) -> None:
+    ShardCache(tmp_path / "a" / "b", SIZE)
+    assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("a", "a/b")] == [0o700] * 2
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c").chmod(0o755)
+    put(ShardCache(tmp_path / "c", SIZE), "a")
+    assert stat.S_IMODE((tmp_path / "c").stat().st_mode) == 0o755
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "c").iterdir()]
+    assert modes == [0o600] * 3

@@ -423,15 +423,17 @@ def test_only_blocks_that_are_needed_are_read_and_all_at_once(
     assert requests == [[spans[1], spans[3]], [spans[2], spans[5]]]
 
 
+@pytest.mark.parametrize("times", [1, 2], ids=["middle", "large"])
 @pytest.mark.usefixtures("small")
 @BOTH
-def test_reading_in_order_decodes_each_byte_once(
+def test_reading_in_order_decodes_each_byte_once_and_large_blocks_twice(
     tmp_path: Path,
     codec: str,
+    times: int,
     requests: list[list[tuple[int, int]]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Although all but a few pieces are forgotten, and large blocks are read in steps."""
+    """Although large blocks keep no more than a few pieces, and are read in steps."""
     given: list[bytes] = []
 
     def open_noted(codec: str, source: Compressed) -> Any:
@@ -442,11 +444,16 @@ def test_reading_in_order_decodes_each_byte_once(
 
     dataset = Dataset.from_path("a", write(tmp_path, codec, lines(0, 300), lines(300, 500)))
     monkeypatch.setattr(decoded, "open_decoder", open_noted)
+    monkeypatch.setattr(decoded, "_ALWAYS_WHOLE_BYTES", 100)
+    if times == 2:  # once for the checksums
+        monkeypatch.setattr(decoded, "LARGE_BLOCK_BYTES", 100)
+    else:
+        monkeypatch.setattr(decoded, "_MAX_PIECES_BYTES", 1 << 20)
     with closing(dataset.open(0)) as reader:
         for start in range(0, 500, 7):
             numbers = np.arange(start, min(start + 7, 500))
             assert [s["id"] for s in reader.read(numbers)] == numbers.tolist()
-        assert sum(map(len, given)) == len(lines(0, 500))
+        assert sum(map(len, given)) == times * len(lines(0, 500))
         if codec == ".gz":  # zstd reads no less than a block of its own
             assert max(stop - start for request in requests for start, stop in request) <= 40
         assert reader.read(np.array([3])) == [{"id": 3}]
@@ -640,7 +647,9 @@ def large(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         seen.append(codec)
         return blocks.decode(codec, *arguments)
 
-    monkeypatch.setattr(whole, "_LARGE_BLOCK_BYTES", 100)
+    monkeypatch.setattr(whole, "LARGE_BLOCK_BYTES", 100)
+    monkeypatch.setattr(decoded, "LARGE_BLOCK_BYTES", 100)
+    monkeypatch.setattr(decoded, "_ALWAYS_WHOLE_BYTES", 100)
     monkeypatch.setattr(whole, "decode", note)
     monkeypatch.setattr(whole, "_warned", False)
     yield seen

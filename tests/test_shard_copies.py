@@ -22,7 +22,8 @@ from stores import WebStore
 from zephon_torch import DataLoader, PlanMismatch, ahead
 from zephon_torch.caching import parse_size
 from zephon_torch.errors import ConfigurationError, DatasetError
-from zephon_torch.io import Dataset, cache, retries
+from zephon_torch.io import Dataset, cache, checksums, retries
+from zephon_torch.io.checksums import DamagedCopyWarning
 from zephon_torch.io.copies import ShardCopies
 from zephon_torch.worker_side import Batches, Counted, Task
 
@@ -91,7 +92,7 @@ def test_shards_are_copied_once_and_need_no_request_again(store: WebStore, tmp_p
         assert ids_of(loader) == first
         assert (loader.stats.cache.downloads, loader.stats.cache.hits) == (0, NUM_SHARDS)
     assert not store.asked
-    assert files_in(tmp_path / "c") == [".lock", ".shard"]  # indexes are where they were
+    assert files_in(tmp_path / "c") == [".lock", ".shard", ".sum"]  # indexes are where they were
 
 
 def test_the_order_is_the_same_without_a_cache(store: WebStore, tmp_path: Path) -> None:
@@ -100,6 +101,25 @@ def test_the_order_is_the_same_without_a_cache(store: WebStore, tmp_path: Path) 
         expected = ids_of(loader)
     with DataLoader(dataset, batch_size=4, shuffle=True, seed=3) as loader:
         assert ids_of(loader) == expected
+
+
+def test_a_copy_that_rots_is_downloaded_again(store: WebStore, tmp_path: Path) -> None:
+    dataset = dataset_of(store)
+    with loader_of(dataset, tmp_path / "c", shuffle=True) as loader:
+        first = ids_of(loader)
+    rotten = sorted((tmp_path / "c").glob("*.shard"))[1]
+    content, status = rotten.read_bytes(), rotten.stat()
+    rotten.write_bytes(content.replace(b"1", b"7", 1))
+    os.utime(rotten, ns=(status.st_atime_ns, status.st_mtime_ns))
+    checksums._compared.clear()  # as in another process
+    store.asked.clear()
+    with (
+        pytest.warns(DamagedCopyWarning, match=f"'{rotten}', the copy of 'http.*/d/.*jsonl', is"),
+        loader_of(dataset, tmp_path / "c", shuffle=True) as loader,
+    ):
+        assert ids_of(loader) == first
+        assert loader.stats.cache.downloads == sum(num_got(store)) == 1
+    assert rotten.read_bytes() == content
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
@@ -138,7 +158,7 @@ def test_a_limit_of_one_shard_is_enough(store: WebStore, tmp_path: Path) -> None
     largest = int(dataset.shard_num_bytes.max())
     with loader_of(dataset, tmp_path / "c", cache_limit=largest) as loader:
         assert ids_of(loader) == IDS
-    used = sum(path.stat().st_size for path in (tmp_path / "c").iterdir())
+    used = sum(path.stat().st_size for path in (tmp_path / "c").glob("*.shard"))
     assert used <= largest
 
 
@@ -275,7 +295,7 @@ def test_threads_end_with_the_iteration_and_leave_no_part(
     else:
         list(batches)
     wait_until(lambda: not ahead_threads())
-    assert files_in(tmp_path / "c") == [".lock", ".shard"]
+    assert files_in(tmp_path / "c") == [".lock", ".shard", ".sum"]
     loader.close()
 
 
@@ -301,7 +321,7 @@ def test_failures_ahead_are_left_to_the_reader(store: WebStore, tmp_path: Path) 
             for batch in loader:
                 seen += batch["id"].tolist()
         assert seen == IDS[: 2 * SIZE]
-    assert files_in(tmp_path / "c") == [".lock", ".shard"]
+    assert files_in(tmp_path / "c") == [".lock", ".shard", ".sum"]
 
 
 @pytest.mark.parametrize(
@@ -348,7 +368,7 @@ def test_downloads_that_are_cut_are_made_whole(store: WebStore, tmp_path: Path) 
     store.fault = lambda method, path, count: "cut" if method == "GET" and not count else None
     with loader_of(dataset, tmp_path / "c", shuffle=True) as loader:
         assert sorted(ids_of(loader)) == IDS
-    assert files_in(tmp_path / "c") == [".lock", ".shard"]
+    assert files_in(tmp_path / "c") == [".lock", ".shard", ".sum"]
 
 
 SCRIPT = """
@@ -379,18 +399,18 @@ def test_a_run_killed_while_it_downloads_and_one_that_leaves_early(
         finally:
             os._exit(1)
     try:
-        wait_until(lambda: files_in(tmp_path / "c") == [".lock", ".part", ".shard"])
+        wait_until(lambda: files_in(tmp_path / "c") == [".lock", ".part", ".shard", ".sum"])
     finally:
         os.kill(killed, signal.SIGKILL)
         os.waitpid(killed, 0)
-    assert files_in(tmp_path / "c") == [".lock", ".part", ".shard"]
+    assert files_in(tmp_path / "c") == [".lock", ".part", ".shard", ".sum"]
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, f"{store.url}/d/*.jsonl", str(tmp_path / "c")],
         env=environment(), capture_output=True, text=True, timeout=50,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert [int(word) for word in done.stdout.split()] == IDS[:16]
-    assert files_in(tmp_path / "c") == [".lock", ".shard"]
+    assert files_in(tmp_path / "c") == [".lock", ".shard", ".sum"]
 
 
 def test_a_copy_of_another_version_is_never_used(store: WebStore, tmp_path: Path) -> None:

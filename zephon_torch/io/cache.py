@@ -3,13 +3,18 @@
 ::
 
     <sha256 of the key>.shard   an entry, whole; a shared lock on it is a pin
+    <...>.shard.sum             its checksum, a line of text (``checksums.py``)
     <sha256 of the key>.part    one that is being made, as large as it will be; locked by its maker
     zephon-cache.lock           locked while room is made, and while a part becomes an entry
 
 An entry is made once, however many processes and threads ask for it; the others wait. It appears
 whole, by a rename. Room is made before the first byte is written: by removing entries that nobody
 holds, those first that were held longest ago. The sum of the sizes of all entries and parts is
-never above the limit. Nothing but these files is ever touched.
+never above the limit. Nothing but these files is ever touched, no link is followed, and a folder
+that is made is for this user alone.
+
+Before an entry is used by a process for the first time it is compared with its checksum. A damaged
+one is removed and made anew, and a `DamagedCopyWarning` names it.
 
 A maker that was killed leaves a part that is not locked, which the next who needs room removes: a
 folder that a killed run left is as good as any. The folder must be on a disk of this machine, where
@@ -24,12 +29,15 @@ import io
 import os
 import re
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO, Self, cast
 
 from zephon_torch import checks
 from zephon_torch.errors import ConfigurationError, DatasetError
+from zephon_torch.io import checksums
+from zephon_torch.io.local import make_own_folder
 from zephon_torch.io.locks import FileLock
 
 _OURS = re.compile(r"[0-9a-f]{64}\.(shard|part)")
@@ -75,7 +83,7 @@ class ShardCache:
         self.folder = os.path.abspath(os.path.expanduser(os.fspath(folder)))
         self.limit_bytes = checks.integer("limit of the cache", limit_bytes, minimum=1)
         try:
-            os.makedirs(self.folder, exist_ok=True)
+            make_own_folder(self.folder)
             with self._locked():
                 self._make_room(0)
         except OSError as error:
@@ -84,7 +92,7 @@ class ShardCache:
                 "a disk of this machine that this user can write"
             ) from error
 
-    def hold(self, key: str, num_bytes: int, make: Make) -> Held | None:
+    def hold(self, key: str, num_bytes: int, make: Make, name: str = "") -> Held | None:
         """Find or make an entry and hold it.
 
         Args:
@@ -92,12 +100,13 @@ class ShardCache:
             num_bytes: size of the entry. One of another size is not used.
             make: writes exactly so many bytes; called where there is no entry, in this thread.
                 What it raises passes through, and nothing is left behind.
+            name: of what it is a copy, for warnings.
 
         Returns:
             The entry, None where there is no room for it because all else is held.
 
         Raises:
-            ConfigurationError: it is larger than the limit.
+            ConfigurationError: it is larger than the limit, or something else has its name.
             DatasetError: `make` wrote more or less, or the disk is full.
         """
         if num_bytes > self.limit_bytes:
@@ -110,33 +119,45 @@ class ShardCache:
         entry, part = stem + ".shard", stem + ".part"
         try:
             while True:
-                if (found := self._find(entry, num_bytes)) is not None:
+                if (found := self._find(entry, num_bytes, name)) is not None:
                     return Held(entry, found, is_new=False)
                 if (made := self._make(entry, part, num_bytes, make)) is not None:
                     return Held(entry, made, is_new=True)
         except _NoRoomError:
             return None
 
-    def _find(self, entry: str, num_bytes: int) -> FileLock | None:
-        """Pin an entry; one of another size goes."""
+    def _find(self, entry: str, num_bytes: int, name: str) -> FileLock | None:
+        """Pin an entry; a damaged one goes."""
         try:
             lock = FileLock(entry)
         except FileNotFoundError:
             return None
-        lock.shared()
-        if lock.is_at(entry):
-            if lock.num_bytes == num_bytes:
-                now = time.time_ns()
-                os.utime(lock.descriptor, ns=(now, now))  # its turn to go depends on it
-                return lock
-            if lock.try_exclusive():
-                os.unlink(entry)
-        lock.close()
+        fault, is_kept = "", False
+        try:
+            lock.shared()
+            if lock.is_at(entry):
+                if not (fault := checksums.find_fault(entry, lock.descriptor, num_bytes)):
+                    now = time.time_ns()
+                    os.utime(lock.descriptor, ns=(now, now))  # its turn to go depends on it
+                    is_kept = True
+                    return lock
+                self._drop(lock, entry)
+        finally:
+            if not is_kept:
+                lock.close()
+        if fault:
+            checksums.warn_damaged(entry, name, fault)
         return None
+
+    def _drop(self, lock: FileLock, entry: str) -> None:
+        """Remove an entry, if it is still the locked one; who has it open keeps it until then."""
+        with self._locked():
+            if lock.is_at(entry):
+                checksums.remove_entry(entry)
 
     def _make(self, entry: str, part: str, num_bytes: int, make: Make) -> FileLock | None:
         """Make an entry, pinned; None where somebody else was at it: look again."""
-        os.makedirs(self.folder, exist_ok=True)  # somebody may have deleted it all
+        make_own_folder(self.folder)  # somebody may have deleted it all
         lock, is_kept = FileLock(part, create=True), False
         try:
             if not lock.try_exclusive():
@@ -144,8 +165,9 @@ class ShardCache:
             elif lock.is_at(part):
                 try:
                     if not _has_size(entry, num_bytes):  # it may have come since
-                        self._fill(lock, part, num_bytes, make)
+                        crc32 = self._fill(lock, part, num_bytes, make)
                         with self._locked():  # whoever makes room sees it under one name
+                            checksums.write(entry, num_bytes, crc32)
                             os.replace(part, entry)
                 finally:
                     if lock.is_at(part):
@@ -157,7 +179,8 @@ class ShardCache:
             if not is_kept:  # at once: others wait for it
                 lock.close()
 
-    def _fill(self, lock: FileLock, part: str, num_bytes: int, make: Make) -> None:
+    def _fill(self, lock: FileLock, part: str, num_bytes: int, make: Make) -> int:
+        """Make room, write the bytes of an entry, and return their checksum."""
         with self._locked():
             if not self._make_room(num_bytes, besides=part):
                 raise _NoRoomError
@@ -166,6 +189,7 @@ class ShardCache:
         stream = _Stream(lock.descriptor, num_bytes, self.folder)
         make(cast(BinaryIO, stream))
         stream.finish()
+        return stream.crc32
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -186,7 +210,7 @@ class ShardCache:
             try:
                 if is_part and _remove_dead(file.path):
                     continue
-                status = file.stat()
+                status = file.stat(follow_symlinks=False)
             except FileNotFoundError:
                 continue
             total += status.st_size
@@ -201,7 +225,7 @@ class ShardCache:
                 total -= size
         for lock, path in going:
             if total <= self.limit_bytes:
-                os.unlink(path)
+                checksums.remove_entry(path)
             lock.close()
         return total <= self.limit_bytes
 
@@ -211,11 +235,16 @@ class _NoRoomError(Exception):
 
 
 class _Stream(io.RawIOBase):
-    """Takes an exact number of bytes."""
+    """Takes an exact number of bytes.
+
+    Attributes:
+        crc32: of what was written.
+    """
 
     def __init__(self, descriptor: int, num_bytes: int, folder: str) -> None:
         self._descriptor, self._folder = descriptor, folder
         self._num_bytes, self._num_written = num_bytes, 0
+        self.crc32 = 0
 
     def writable(self) -> bool:
         return True
@@ -225,6 +254,7 @@ class _Stream(io.RawIOBase):
         num_bytes = len(left)
         if self._num_written + num_bytes > self._num_bytes:
             raise DatasetError(f"more than the {self._num_bytes:,} bytes of a cache entry")
+        self.crc32 = zlib.crc32(left, self.crc32)
         try:
             while left:
                 left = left[os.write(self._descriptor, left) :]
@@ -247,7 +277,7 @@ class _Stream(io.RawIOBase):
 
 def _has_size(path: str, num_bytes: int) -> bool:
     try:
-        return os.stat(path).st_size == num_bytes
+        return os.lstat(path).st_size == num_bytes
     except FileNotFoundError:
         return False
 

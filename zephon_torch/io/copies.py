@@ -4,7 +4,8 @@ A copy is known by the URL, size and stamp (ETag or time) of the file when its d
 it needs no request to be used again, and is never used for another version. It is made in blocks,
 each of them retried by itself; after the last one the file is compared with its size and stamp.
 Files of which the store tells neither ETag nor time are not copied, for a copy could be of another
-version. Checksums are not compared: what an ETag is made of differs from store to store.
+version. Checksums are those of what was received: what an ETag is made of differs from store to
+store.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class ShardCopies:
             return None
         try:
             held = self.cache.hold(
-                _key(file), file.num_bytes, lambda stream: _copy(file, stream, is_wanted)
+                _key(file), file.num_bytes, lambda stream: _copy(file, stream, is_wanted), file.url
             )
         except _GivenUpError:
             return None

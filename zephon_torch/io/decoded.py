@@ -1,13 +1,20 @@
 """Byte ranges of what a compressed file holds: only the blocks that are needed are decoded.
 
+No byte of a block is given out before the block was decoded to its end, where its checksums are:
+what a damaged block decodes to before its first error may look like data. A block of up to 1 MiB is
+decoded to its end each time. A larger one is so once by each reader, before its first byte is used;
+later it goes on where it stopped, and only what lies before that needs the block decoded from
+its start again. (Decoding 8 MiB each time would be slow where many readers take turns: what a
+thread keeps does not hold a block of each.) After an error a file counts as never verified.
+
 What was decoded lately is kept for each thread, in pieces, within limits that all readers of the
-thread share. In a block of several pieces a reader goes on where it stopped; only what lies before
-that needs the block decoded from its start again.
+thread share.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import NoReturn
 
 import numpy as np
@@ -19,12 +26,13 @@ from zephon_torch.io.files import StoredFile
 from zephon_torch.io.index import Blocks
 from zephon_torch.io.ranges import Ranges
 from zephon_torch.io.recent import Recent
-from zephon_torch.io.whole import open_whole
+from zephon_torch.io.whole import LARGE_BLOCK_BYTES, open_whole
 
 # Small, so that a thread keeps one for each of the readers that it may have open.
 PIECE_BYTES = 256 << 10
 _MAX_PIECES_BYTES = 64 << 20  # per thread
 _MAX_DECODERS_BYTES = 128 << 20  # per thread
+_ALWAYS_WHOLE_BYTES = 1 << 20  # of a block, decoded
 _STEP_BYTES = 1 << 20  # of a large block that are read at once
 _MAX_AHEAD_BYTES = 16 << 20  # of small blocks that are requested at once
 
@@ -71,6 +79,7 @@ class DecodedRanges:
         self._blocks = blocks
         self._starts = np.ascontiguousarray(blocks[:-1, 1])
         self._token = next(_tokens)
+        self._verified: set[int] = set()  # larger blocks that were sound to their end
         self._wanted: npt.NDArray[np.int64] = np.empty(0, np.int64)  # blocks of this read
         self._ahead: dict[int, bytes] = {}  # compressed bytes of some of them
         self._ahead_stop = 0  # the block behind the last one that was requested
@@ -84,6 +93,7 @@ class DecodedRanges:
         try:
             self._fill(parts, order, starts[order], stops[order])
         except CodecError as error:
+            self._verified.clear()
             _refuse(self._file, str(error))
         finally:
             self._ahead, self._ahead_stop = {}, 0
@@ -142,19 +152,62 @@ class DecodedRanges:
         piece = _pieces.get((self._token, block, number))
         if piece is not None:
             return piece
+        size = self._size(block)
+        if size > _ALWAYS_WHOLE_BYTES and block in self._verified:
+            return self._decode_up_to(block, number)
+        if size <= LARGE_BLOCK_BYTES:
+            return self._decode_block(block)[number]
+        self._verify(block)
+        return self._decode_up_to(block, number)
+
+    def _size(self, block: int) -> int:
+        """Decoded bytes of a block."""
+        return int(self._blocks[block + 1, 1] - self._blocks[block, 1])
+
+    def _decode_block(self, block: int) -> list[bytes]:
+        """All pieces of a block; none is kept before all are known to be right."""
+        pieces = list(self._pieces_of(block))
+        for number, piece in enumerate(pieces):
+            self._keep(block, number, piece)
+        if self._size(block) > _ALWAYS_WHOLE_BYTES:
+            self._verified.add(block)
+        return pieces
+
+    def _verify(self, block: int) -> None:
+        """Decode a block that is too large to be kept, for its checksums alone."""
+        for _ in self._pieces_of(block):
+            pass
+        self._verified.add(block)
+
+    def _pieces_of(self, block: int) -> Iterator[bytes]:
+        """Decode a block to its end; all of it is right only when this ends."""
+        size, decoder = self._size(block), self._open(block)
+        for at in range(0, size, PIECE_BYTES):
+            yield self._next_piece(decoder, min(PIECE_BYTES, size - at))
+        self._finish(decoder)
+
+    def _decode_up_to(self, block: int, number: int) -> bytes:
+        """A piece of a verified block; the pieces before it are decoded on the way."""
         decoder, at = self._decoder(block, number)
-        num_bytes = int(self._blocks[block + 1, 1] - self._blocks[block, 1])
+        size, piece = self._size(block), b""
         while at <= number:
-            piece = self._next_piece(decoder, min(PIECE_BYTES, num_bytes - at * PIECE_BYTES))
-            _pieces.put((self._token, block, at), piece, len(piece), _MAX_PIECES_BYTES)
+            piece = self._next_piece(decoder, min(PIECE_BYTES, size - at * PIECE_BYTES))
+            self._keep(block, at, piece)
             at += 1
-        assert piece is not None
-        if at * PIECE_BYTES < num_bytes:
+        if at * PIECE_BYTES < size:
             kept = block, at, decoder
             _decoders.put((self._token,), kept, decoder.num_bytes, _MAX_DECODERS_BYTES)
-        elif decoder.read(1):  # also compares the checksum at the end
-            _refuse(self._file, "the index does not fit")
+        else:
+            self._finish(decoder)
         return piece
+
+    def _keep(self, block: int, number: int, piece: bytes) -> None:
+        _pieces.put((self._token, block, number), piece, len(piece), _MAX_PIECES_BYTES)
+
+    def _finish(self, decoder: Decoder) -> None:
+        """Go behind the end of a block: only there its last checksum is compared."""
+        if decoder.read(1):
+            _refuse(self._file, "the index does not fit")
 
     def _next_piece(self, decoder: Decoder, num_bytes: int) -> bytes:
         parts, left = [], num_bytes
@@ -170,11 +223,15 @@ class DecodedRanges:
         kept = _decoders.pop((self._token,))
         if kept is not None and kept[0] == block and kept[1] <= number:
             return kept[2], kept[1]
+        return self._open(block), 0
+
+    def _open(self, block: int) -> Decoder:
+        """A decoder that begins a block."""
         start, stop = self._blocks[block : block + 2, 0].tolist()
         if block >= self._ahead_stop:
             self._request(block)
         source = Compressed(self._part, start, stop, _STEP_BYTES, self._ahead.get(block, b""))
-        return open_decoder(self._codec, source), 0
+        return open_decoder(self._codec, source)
 
     def _part(self, start: int, stop: int) -> bytes:
         (part,) = self._compressed.read(np.array([start], np.int64), np.array([stop], np.int64))

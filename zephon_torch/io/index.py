@@ -23,7 +23,7 @@ from typing import TypeVar
 
 from zephon_torch.errors import DatasetError
 from zephon_torch.io.files import StoredFile
-from zephon_torch.io.local import write_atomically
+from zephon_torch.io.local import make_own_folder, write_atomically
 from zephon_torch.io.sidecar import (
     Blocks,
     Index,
@@ -216,7 +216,7 @@ def _save(file: StoredFile, origin: Origin, index: Index) -> bool:
     header = encode_header(origin, index)
     for path in sidecar_paths(file):
         with suppress(OSError):
-            os.makedirs(os.path.dirname(path), exist_ok=True)
+            make_own_folder(os.path.dirname(path))
             tables = [table.astype("<i8", copy=False).data for table in index.tables]
             write_atomically(path, (header, *tables), _mode(file))
             return True

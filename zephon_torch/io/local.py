@@ -113,6 +113,22 @@ def write_atomically(path: str, parts: Iterable[Any], mode: int = 0o644) -> None
         raise
 
 
+def make_own_folder(folder: str) -> None:
+    """Make a folder, and those above it, where they are missing: for this user alone.
+
+    Raises:
+        OSError: It cannot be made, or something else is in its place.
+    """
+    if not os.path.isdir(folder):
+        if (above := os.path.dirname(folder)) != folder:
+            make_own_folder(above)
+        try:
+            os.mkdir(folder, 0o700)
+        except FileExistsError:  # somebody else was first
+            if not os.path.isdir(folder):
+                raise
+
+
 def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 

@@ -8,11 +8,14 @@ its copies as soon as it begins.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import stat
 import weakref
 from contextlib import suppress
 
+from zephon_torch.errors import ConfigurationError
 from zephon_torch.io import waits
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05  # seconds
@@ -27,12 +30,12 @@ class FileLock:
 
     Raises:
         FileNotFoundError: it is missing.
+        ConfigurationError: a folder, a link or the like is in its place.
     """
 
     def __init__(self, path: str, *, create: bool = False) -> None:
         self.descriptor = -1
-        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        self.descriptor = os.open(path, flags, 0o600)
+        self.descriptor = open_own(path, os.O_RDWR | (os.O_CREAT if create else 0))
         _live.add(self)
 
     def try_exclusive(self) -> bool:
@@ -72,7 +75,7 @@ class FileLock:
     def is_at(self, path: str) -> bool:
         """Whether a path still leads to the open file: it may be removed or renamed any time."""
         try:
-            return os.path.samestat(os.fstat(self.descriptor), os.stat(path))
+            return os.path.samestat(os.fstat(self.descriptor), os.lstat(path))
         except FileNotFoundError:
             return False
 
@@ -98,6 +101,40 @@ class FileLock:
 
     def __del__(self) -> None:
         self.close()
+
+
+def open_own(path: str, flags: int) -> int:
+    """Open a file that nobody but this package should have put there; a new one is private.
+
+    A link is never followed, nor is a file used that has a second name: what is written would go
+    to a file of somebody's choice.
+
+    Returns:
+        Its descriptor.
+
+    Raises:
+        ConfigurationError: Something else is in its place.
+        OSError: It is missing, or cannot be opened.
+    """
+    try:
+        flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a named pipe is not waited for
+        descriptor = os.open(path, flags, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise
+        raise _stranger(path) from None
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+        os.close(descriptor)
+        raise _stranger(path)
+    return descriptor
+
+
+def _stranger(path: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{path!r} is a folder, a link or something else that the cache did not put there: remove "
+        "it, or name another folder"
+    )
 
 
 _live: weakref.WeakSet[FileLock] = weakref.WeakSet()

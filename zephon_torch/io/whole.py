@@ -27,7 +27,7 @@ from zephon_torch.io.ranges import MappedFile, Ranges
 
 LIMIT_VARIABLE = "ZEPHON_DECODED_LIMIT"
 _DEFAULT_LIMIT_BYTES = 16 << 30
-_LARGE_BLOCK_BYTES = 8 << 20  # decoded
+LARGE_BLOCK_BYTES = 8 << 20  # decoded
 
 
 class SlowDecodingWarning(UserWarning):
@@ -68,7 +68,7 @@ def open_whole(file: StoredFile, codec: str, compressed: Ranges, blocks: Blocks)
         CodecError: The file is damaged.
         ConfigurationError: The limit is not a number.
     """
-    if int(np.diff(blocks[:, 1]).max()) <= _LARGE_BLOCK_BYTES:
+    if int(np.diff(blocks[:, 1]).max()) <= LARGE_BLOCK_BYTES:
         return None
     limit_bytes = _limit_bytes()
     num_bytes = int(blocks[-1, 1])
@@ -101,7 +101,7 @@ def _hold(
     identity = file.storage.identity(file.path)
     key = f"{codec} {file.num_bytes} {file.stamp} {identity}"
     try:
-        return _open_cache(folder, limit_bytes).hold(key, num_bytes, make)
+        return _open_cache(folder, limit_bytes).hold(key, num_bytes, make, file.url)
     except DatasetError as error:
         if isinstance(error.__cause__, OSError):  # the disk is full
             raise error.__cause__ from error
