@@ -100,7 +100,7 @@ def test_large_row_groups_are_decoded_in_slices_forward(
     assert decoded == [0, 1]
     decoded.clear()
     with closing(dataset.open(0)) as reader:
-        assert reader._groups.edges[-1] == 200 and len(reader._groups.edges) > 8
+        assert reader.groups.edges[-1] == 200 and len(reader.groups.edges) > 8
         for number in (5, 40, 20, 99, 150, 199, 150, 60):
             assert reader.read(np.array([number]))[0]["id"] == number
         assert decoded == [0, 0, 1, 1, 0]

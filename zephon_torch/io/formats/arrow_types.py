@@ -1,23 +1,31 @@
-"""Types of Arrow columns: which are read, and what they say about reading single rows."""
+"""Types of Arrow columns: which are read, and what else their arrays may be looked at as."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from zephon_torch.io.formats.libarrow import pa, types
 
-_REFUSED = (
-    types.is_union,
-    types.is_run_end_encoded,
-    types.is_list_view,
-    types.is_large_list_view,
-    types.is_string_view,
-    types.is_binary_view,
+# pyarrow has no values for intervals of months, or of days and milliseconds.
+_INTERVALS = (pa.lib.Type_INTERVAL_MONTHS, pa.lib.Type_INTERVAL_DAY_TIME)
+_REFUSED = (types.is_union, types.is_run_end_encoded, lambda kind: kind.id in _INTERVALS)
+
+# Types whose values are checked beyond what reading them needs: text for UTF-8, decimals for their
+# precision, times for their range. As these they are only checked for where their bytes lie.
+_BARE: tuple[tuple[Callable[[Any], bool], Callable[[Any], Any]], ...] = (
+    (types.is_string, lambda _: pa.binary()),
+    (types.is_large_string, lambda _: pa.large_binary()),
+    (types.is_string_view, lambda _: pa.binary_view()),
+    (types.is_decimal, lambda kind: pa.binary(kind.byte_width)),
+    (types.is_date64, lambda _: pa.int64()),
+    (types.is_time32, lambda _: pa.int32()),
+    (types.is_time64, lambda _: pa.int64()),
 )
 
 
 def unsupported(kind: Any) -> Any:
-    """Return the type, or one inside of it, that not all of pyarrow can handle; None without."""
+    """Return the type, or one inside of it, that is not read; None without."""
     if any(is_refused(kind) for is_refused in _REFUSED):
         return kind
     found = map(unsupported, _inner(kind))
@@ -29,69 +37,56 @@ def has_dictionary(kind: Any) -> bool:
     return bool(types.is_dictionary(kind)) or any(map(has_dictionary, _inner(kind)))
 
 
-def is_shallow(kind: Any) -> bool:
-    """Whether validating one row of an array looks at no other row.
-
-    A slice of an array shares its inner arrays, which are validated as a whole; that is free where
-    their values all have one size.
-    """
-    if isinstance(kind, pa.BaseExtensionType):
-        return is_shallow(kind.storage_type)
-    return all(map(types.is_primitive, _inner(kind)))
+def has_values(kind: Any) -> bool:
+    """Whether a type has anything to be stored: structs without fields have not."""
+    if types.is_struct(kind) or types.is_nested(kind):
+        return any(map(has_values, _inner(kind)))
+    return True
 
 
-def stored_as(kind: Any) -> Any:
-    """What a type is stored as: itself, but for extensions."""
-    return stored_as(kind.storage_type) if isinstance(kind, pa.BaseExtensionType) else kind
-
-
-def count_buffers(kind: Any) -> tuple[int, int] | None:
-    """Nodes and buffers that a column takes in the header of a batch; None where not known here."""
-    kind = stored_as(kind)
-    if types.is_null(kind):
-        return 1, 0
-    if types.is_primitive(kind) or types.is_decimal(kind) or types.is_fixed_size_binary(kind):
-        return 1, 2
-    if any(is_text(kind) for is_text in _OF_BYTES):
-        return 1, 3
-    if not any(is_nested(kind) for is_nested in _NESTED):
-        return None
-    has_offsets = not (types.is_struct(kind) or types.is_fixed_size_list(kind))
-    inner = [count_buffers(inner) for inner in _inner(kind)]
-    known = [found for found in inner if found is not None]
-    if len(known) < len(inner):
-        return None
-    return 1 + sum(n for n, _ in known), 1 + has_offsets + sum(n for _, n in known)
-
-
-_OF_BYTES = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
-_NESTED = (
-    types.is_struct,
-    types.is_list,
-    types.is_large_list,
-    types.is_fixed_size_list,
-    types.is_map,
-)
-
-
-def without_extensions(batch: Any) -> Any:
-    """A record batch whose columns of extension types are what these are stored as.
+def stored(kind: Any) -> Any:
+    """A type with what extension types in it are stored as.
 
     Values must not depend on which packages have registered a type in this process.
     """
-    if not any(isinstance(field.type, pa.BaseExtensionType) for field in batch.schema):
-        return batch
-    columns = [c.storage if isinstance(c, pa.ExtensionArray) else c for c in batch.columns]
-    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+    if isinstance(kind, pa.BaseExtensionType):
+        return stored(kind.storage_type)
+    return _with_inner(kind, stored)
 
 
-def without_views(table: Any) -> Any:
-    """A table whose columns of text and bytes that are views are plain: views cannot be taken."""
-    for number, field in enumerate(table.schema):
-        if types.is_string_view(field.type) or types.is_binary_view(field.type):
-            plain = pa.large_string() if types.is_string_view(field.type) else pa.large_binary()
-            table = table.set_column(number, field.name, table.column(number).cast(plain))
-    return table
+def bare(kind: Any) -> Any:
+    """A type of the same layout without anything to be checked but where its bytes lie."""
+    for is_such, make in _BARE:
+        if is_such(kind):
+            return make(kind)
+    return _with_inner(kind, bare)
+
+
+def _with_inner(kind: Any, change: Callable[[Any], Any]) -> Any:
+    """A type whose inner types are changed."""
+    if types.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, change(kind.value_type), kind.ordered)
+    if not types.is_nested(kind):
+        return kind
+    fields = [kind.field(number) for number in range(kind.num_fields)]
+    changed = [field.with_type(change(field.type)) for field in fields]
+    if types.is_struct(kind):
+        return pa.struct(changed)
+    if types.is_map(kind):
+        pair = [kind.key_field, kind.item_field]
+        return pa.map_(*(field.with_type(change(field.type)) for field in pair), kind.keys_sorted)
+    if types.is_fixed_size_list(kind):
+        return pa.list_(changed[0], kind.list_size)
+    make = next(make for is_such, make in _LISTS if is_such(kind))
+    return make(changed[0])
+
+
+_LISTS = (
+    (types.is_list, pa.list_),
+    (types.is_large_list, pa.large_list),
+    (types.is_list_view, pa.list_view),
+    (types.is_large_list_view, pa.large_list_view),
+)
 
 
 def _inner(kind: Any) -> list[Any]:

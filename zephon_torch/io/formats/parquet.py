@@ -18,21 +18,19 @@ import numpy as np
 from zephon_torch.errors import DatasetError, RecordError
 from zephon_torch.extras import require
 from zephon_torch.io.files import StoredFile
-from zephon_torch.io.formats.arrow_types import without_extensions, without_views
+from zephon_torch.io.formats.arrow_types import has_values, stored
 from zephon_torch.io.formats.kept import keep, kept, numbers
 from zephon_torch.io.formats.libarrow import pa
 from zephon_torch.io.formats.reader import Reader
 from zephon_torch.io.formats.source import RangesFile
 from zephon_torch.io.formats.table import (
-    Group,
-    Int64Array,
     TableOptions,
-    TableReader,
     choose_columns,
     count_alike,
     edges_of,
     refusing,
 )
+from zephon_torch.io.formats.table_rows import Group, Int64Array, TableReader
 from zephon_torch.io.ranges import open_ranges
 
 parquet: Any = require("pyarrow.parquet", "parquet", "reading Parquet files")
@@ -97,14 +95,19 @@ class _Slices:
         with refusing(f"{record}: row group {row_group}", RecordError, self._source):
             if forward is None or forward.row_group != row_group or forward.position > start:
                 forward = self._begin(row_group)
-            table = without_views(forward.read(start, stop))
+            table = forward.read(start, stop)
             for column, value in self._partition.items():
                 values = pa.repeat(pa.scalar(value, pa.string()), len(table))
                 table = table.append_column(column, values)
             (batch,) = table.select(list(self.columns)).combine_chunks().to_batches()
+            columns = [column.view(stored(column.type)) for column in batch.columns]
         if stop < self._num_rows[row_group]:
             self._forward = forward
-        return Group(without_extensions(batch), batch.nbytes, is_sound=True)
+        return Group(columns, batch.nbytes)
+
+    @property
+    def map(self) -> None:
+        """None: rows that lie apart need others to be decoded."""
 
     def check(self) -> None:
         """Refuse when closed."""
@@ -126,7 +129,7 @@ class _Slices:
 
     def _open(self) -> Any:
         source = self._source
-        source.hold(max(0, source.num_bytes - _FOOTER_BYTES))
+        source.hold(max(0, source.num_bytes - _FOOTER_BYTES), source.num_bytes)
         with refusing(f"{self._name} is no Parquet file or is corrupt: it", DatasetError, source):
             file = parquet.ParquetFile(
                 pa.PythonFile(source, "r"),
@@ -140,7 +143,8 @@ class _Slices:
         """Choose columns."""
         file = self._file()
         with refusing(f"the schema of {self._name}", DatasetError):
-            schema = file.schema_arrow
+            there = [field for field in file.schema_arrow if has_values(field.type)]
+            schema = pa.schema(there)  # pyarrow, too, leaves out structs without fields
             for name in self._partition:
                 schema = schema.append(pa.field(name, pa.string()))
             self.columns = choose_columns(schema, options.columns, self._name)

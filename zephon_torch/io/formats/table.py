@@ -1,28 +1,18 @@
-"""What the formats of tables share: columns, groups of rows that are decoded at once, samples.
-
-A sample is a dict of plain Python values, as pyarrow's ``to_pylist`` makes them.
-"""
+"""What the formats of tables share: options, columns, counting, errors. Rows: ``table_rows.py``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, NamedTuple, NoReturn, Protocol
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any, NoReturn
 
 from zephon_torch import checks
 from zephon_torch.errors import ConfigurationError, DatasetError, RecordError, ZephonError
 from zephon_torch.io.files import StoredFile
-from zephon_torch.io.formats.kept import keep, kept, numbers
+from zephon_torch.io.formats.arrow_types import unsupported
 from zephon_torch.io.formats.libarrow import pa
-from zephon_torch.io.formats.reader import check_bounds
 from zephon_torch.io.formats.source import RangesFile
-
-Int64Array = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -61,9 +51,11 @@ def choose_columns(schema: Any, columns: Sequence[str] | None, name: str) -> dic
 
     Raises:
         ConfigurationError: a column that the file does not have.
-        DatasetError: two columns of one name.
+        DatasetError: two columns of one name, a type that is not read, or no column at all.
     """
     there = schema.names
+    if not there:
+        raise DatasetError(f"{name} has no columns: move it out of the dataset or write it anew")
     for column in there if columns is None else columns:
         if column not in there:
             has = ", ".join(map(repr, there)) or "none"
@@ -72,6 +64,11 @@ def choose_columns(schema: Any, columns: Sequence[str] | None, name: str) -> dic
             raise DatasetError(
                 f"{name} has more than one column {column!r}: write it anew with one, or choose "
                 "others with columns="
+            )
+        if (found := unsupported(schema.field(column).type)) is not None:
+            raise DatasetError(
+                f"column {column!r} of {name} holds {found} values, which are not supported: "
+                "choose others with columns=, or write it anew"
             )
     return {column: schema.field(column).type for column in columns or there}
 
@@ -182,127 +179,3 @@ def refusing(
         remedy = "restore the file"
         remedy += ", or see on_error=" if kind is RecordError else " or move it out of the dataset"
         raise kind(f"{what} cannot be decoded: {text}; {remedy}") from error
-
-
-class Group(NamedTuple):
-    """Rows that were decoded at once.
-
-    Attributes:
-        batch: ``pyarrow.RecordBatch`` of the chosen columns.
-        num_bytes: of memory that it keeps.
-        is_sound: whether it was validated; else each row is when it is wanted.
-    """
-
-    batch: Any
-    num_bytes: int
-    is_sound: bool
-
-
-class Groups(Protocol):
-    """Rows of one open file, in groups that are decoded at once."""
-
-    @property
-    def edges(self) -> Int64Array:
-        """int64[num_groups + 1]: number of the first row of each group, then of all rows."""
-        ...
-
-    def load(self, group: int, record: str) -> Group:
-        """Decode a group.
-
-        Raises RecordError, beginning with the `record` that is wanted of it, if it is corrupt.
-        """
-        ...
-
-    def check(self) -> None:
-        """Raise unless loaded groups may be touched: see `Ranges.check`."""
-        ...
-
-    def close(self) -> None:
-        """Let go of the file."""
-        ...
-
-
-class TableReader:
-    """Random access to the rows of one file.
-
-    Args:
-        groups: of the open file; closed with the reader.
-        shard: dataset and file in words.
-        num_samples: number of records when the dataset was made.
-
-    Raises:
-        DatasetError: the file holds another number of rows.
-    """
-
-    def __init__(self, groups: Groups, shard: str, num_samples: int) -> None:
-        self._groups = groups
-        self._edges = groups.edges
-        self._shard = shard
-        self._number = next(numbers)
-        if (now := int(self._edges[-1])) != num_samples:
-            groups.close()
-            raise DatasetError(
-                f"{shard} holds {now:,} records, {num_samples:,} when the dataset was made; make "
-                "the dataset anew"
-            )
-
-    def read(self, samples: Int64Array) -> list[dict[str, Any]]:
-        """Rows by number, in the order of the file; see `Reader.read`."""
-        samples = np.asarray(samples, dtype=np.int64)
-        self._groups.check()
-        check_bounds(samples, int(self._edges[-1]), self._shard)
-        if not len(samples):
-            return []
-        order = np.argsort(samples, kind="stable")
-        try:
-            rows = self._read_sorted(samples[order])
-        except RecordError:
-            if len(samples) == 1:
-                raise
-            # The bad one among them names itself.
-            rows = [row for i in order for row in self._read_sorted(samples[i : i + 1])]
-        values: list[Any] = [None] * len(samples)
-        for place, row in zip(order.tolist(), rows, strict=True):
-            values[place] = row
-        return values
-
-    def close(self) -> None:
-        """Forget the groups and let go of the file."""
-        kept.drop(self._number)
-        self._groups.close()
-
-    def _read_sorted(self, samples: Int64Array) -> list[dict[str, Any]]:
-        record = f"{self._shard}, record {samples[0]}"
-        groups = np.searchsorted(self._edges, samples, side="right") - 1
-        cuts = np.flatnonzero(np.diff(groups)) + 1
-        parts: list[Any] = []
-        for start, stop in pairwise((0, *cuts.tolist(), len(samples))):
-            number = int(groups[start])
-            group = self._load(number, record)
-            with refusing(record, RecordError):
-                parts += _pick(group, samples[start:stop] - self._edges[number])
-        with refusing(record, RecordError):
-            rows: list[dict[str, Any]] = pa.Table.from_batches(parts).to_pylist()
-        return rows
-
-    def _load(self, number: int, record: str) -> Group:
-        key = (self._number, number)
-        group: Group | None = kept.get(key)
-        if group is None:
-            group = self._groups.load(number, record)
-            keep(key, group, group.num_bytes)
-        return group
-
-
-def _pick(group: Group, rows: Int64Array) -> list[Any]:
-    """Batches of ascending rows: one that owns its memory, or views of each, validated."""
-    if group.is_sound:
-        return [group.batch.take(pa.array(rows))]
-    # One row of each batch is what a global shuffle asks for.
-    cuts = (rows[1:] != rows[:-1] + 1).nonzero()[0] + 1 if len(rows) > 1 else rows[:0]
-    parts = []
-    for start, stop in pairwise((0, *cuts.tolist(), len(rows))):
-        part = group.batch.slice(int(rows[start]), stop - start)
-        part.validate(full=True)
-        parts.append(part)
-    return parts
