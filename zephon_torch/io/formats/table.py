@@ -7,6 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import numpy as np
+import numpy.typing as npt
+
 from zephon_torch import checks
 from zephon_torch.errors import ConfigurationError, DatasetError, RecordError, ZephonError
 from zephon_torch.io.files import StoredFile
@@ -111,7 +114,7 @@ def count_alike(
     return counts
 
 
-def edges_of(num_rows: Sequence[int], name: str) -> Int64Array:
+def edges_of(num_rows: Sequence[int], name: str) -> npt.NDArray[np.int64]:
     """int64[num_groups + 1]: number of the first row of each group, then of all rows.
 
     Args:
