@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from zephon_torch import DataLoader, StaticMixtureWorkSource
-from zephon_torch.errors import ConfigurationError, MixtureError, WorkerError
+from zephon_torch.errors import ConfigurationError, MixtureError, RecordError, WorkerError
 from zephon_torch.io import Dataset
 
 pytestmark = pytest.mark.timeout(120)
@@ -201,3 +201,63 @@ def test_what_the_message_says_works() -> None:
     loader = DataLoader(list(range(8)), batch_size=4, transform=refuse, on_error="skip")
     assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 6, 7]]
     assert loader.stats.num_bad == 1
+
+
+# --- after a bad record has raised ----------------------------------------------------------------
+
+
+def numbers_with_bad(folder: Path, bad: int) -> Dataset:
+    lines = ("{bad" if i == bad else str(i) for i in range(24))
+    (folder / "a.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    return Dataset.from_path("web", folder / "a.jsonl")
+
+
+class Fails:
+    """A transform that fails on one sample."""
+
+    def __init__(self, bad: int) -> None:
+        self.bad = bad
+
+    def __call__(self, sample: int) -> int:
+        if sample == self.bad:
+            raise RecordError("made to fail")
+        return sample
+
+
+@on_each_engine
+@pytest.mark.parametrize("where", ["record", "transform"])
+@pytest.mark.parametrize("bad", [9, 22], ids=["in the middle", "at the end"])
+def test_after_a_bad_record_next_goes_on_and_a_save_holds_what_was_handed_over(
+    tmp_path: Path, engine: dict[str, Any], where: str, bad: int
+) -> None:
+    dataset = numbers_with_bad(tmp_path, bad if where == "record" else -1)
+    options = {"batch_size": 4} | engine
+    if where == "transform":
+        options["transform"] = Fails(bad)
+    batches = [[*range(start, start + 4)] for start in range(0, 24, 4)]
+    number = bad // 4
+    with DataLoader(dataset, **options) as loader, DataLoader(dataset, **options) as other:
+        steps = iter(loader)
+        assert [next(steps).tolist() for _ in range(number)] == batches[:number]
+        with pytest.raises(RecordError):
+            next(steps)
+        saved = loader.state_dict()
+        assert (saved["epoch"], saved["delivered"]) == (0, 4 * number)
+        assert [batch.tolist() for batch in steps] == batches[number + 1 :]  # all but the bad one
+        assert (loader.epoch, loader.delivered) == (1, 0)
+        other.load_state_dict(saved)
+        with pytest.raises(RecordError):  # it comes again
+            next(iter(other))
+    with DataLoader(dataset, on_error="skip", **options) as skipping:
+        skipping.load_state_dict(saved)
+        rest = [sample for batch in skipping for sample in batch.tolist()]
+    assert rest == [i for i in range(4 * number, 24) if i != bad]
+    if number < 5:
+        passed_over = batches[number + 1]
+        with DataLoader(dataset, **options) as loader:
+            loader.load_state_dict(saved)
+            steps = iter(loader)
+            with pytest.raises(RecordError):
+                next(steps)
+            assert next(steps).tolist() == passed_over
+            assert loader.delivered == 4 * (number + 2)  # the batch before counts as handed over
