@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch.utils.data import SequentialSampler
 
 from zephon_torch import DataLoader, StaticMixtureWorkSource
 from zephon_torch.errors import ConfigurationError, MixtureError, RecordError, WorkerError
@@ -201,6 +202,35 @@ def test_what_the_message_says_works() -> None:
     loader = DataLoader(list(range(8)), batch_size=4, transform=refuse, on_error="skip")
     assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 6, 7]]
     assert loader.stats.num_bad == 1
+
+
+# --- Lightning's overfit_batches ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shuffle", [True, False, None])
+def test_overfitting_is_told_of_shuffle_only_where_there_is_one(shuffle: bool | None) -> None:
+    """As Lightning puts it: a SequentialSampler over loader.dataset, for the class of its own."""
+    loader = DataLoader(list(range(20)), batch_size=4, shuffle=shuffle)
+    sampler = SequentialSampler(loader.dataset)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"overfit_batches=: use limit_train_") as caught:
+        type(loader.batch_sampler)(sampler, batch_size=4, drop_last=False)
+    assert ("shuffle" in str(caught.value)) == bool(shuffle)
+    assert "predict" not in str(caught.value)
+
+
+def test_what_it_says_to_do_gives_the_same_batches_in_each_epoch() -> None:
+    loader = DataLoader(list(range(20)), batch_size=4)
+    seen = []
+    for epoch in range(3):
+        loader.set_epoch(epoch)
+        seen.append([batch.tolist() for batch, _ in zip(loader, range(2), strict=False)])
+    assert seen == [[[0, 1, 2, 3], [4, 5, 6, 7]]] * 3
+
+
+def test_lanes_that_share_nothing_with_the_batch_size_work() -> None:
+    for size, lanes in ((6, 4), (4, 6), (7, 3), (5, 9)):
+        loader = DataLoader(list(range(500)), global_batch_size=size, lanes=lanes)
+        assert sorted(int(i) for batch in loader for i in batch) == list(range(500))
 
 
 # --- after a bad record has raised ----------------------------------------------------------------
