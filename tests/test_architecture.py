@@ -60,7 +60,7 @@ LAYERS = [
     ("frameworks", ["frameworks/"]),
 ]
 # The plan and all below it is plain arithmetic: files of work/ that may know torch.
-WORK_WITH_TORCH = {"work/source.py", "work/splitter.py"}
+WORK_WITH_TORCH = {"work/source.py", "work/splitter.py", "work/foreign_samplers.py"}
 FSSPEC_ONLY_IN = {"io/storage.py", "io/cache.py"}
 STARTS_THREADS = {
     "engine.py", "worker_side.py", "workers.py", "leash.py", "ahead.py", "io/indexing.py",

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch.utils.data import SequentialSampler
 
 from zephon_torch import DataLoader, StaticMixtureWorkSource
-from zephon_torch.errors import ConfigurationError, MixtureError, WorkerError
+from zephon_torch.errors import ConfigurationError, MixtureError, RecordError, WorkerError
 from zephon_torch.io import Dataset
 
 pytestmark = pytest.mark.timeout(120)
@@ -201,3 +202,92 @@ def test_what_the_message_says_works() -> None:
     loader = DataLoader(list(range(8)), batch_size=4, transform=refuse, on_error="skip")
     assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 6, 7]]
     assert loader.stats.num_bad == 1
+
+
+# --- Lightning's overfit_batches ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shuffle", [True, False, None])
+def test_overfitting_is_told_of_shuffle_only_where_there_is_one(shuffle: bool | None) -> None:
+    """As Lightning puts it: a SequentialSampler over loader.dataset, for the class of its own."""
+    loader = DataLoader(list(range(20)), batch_size=4, shuffle=shuffle)
+    sampler = SequentialSampler(loader.dataset)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"overfit_batches=: use limit_train_") as caught:
+        type(loader.batch_sampler)(sampler, batch_size=4, drop_last=False)
+    assert ("shuffle" in str(caught.value)) == bool(shuffle)
+    assert "predict" not in str(caught.value)
+
+
+def test_what_it_says_to_do_gives_the_same_batches_in_each_epoch() -> None:
+    loader = DataLoader(list(range(20)), batch_size=4)
+    seen = []
+    for epoch in range(3):
+        loader.set_epoch(epoch)
+        seen.append([batch.tolist() for batch, _ in zip(loader, range(2), strict=False)])
+    assert seen == [[[0, 1, 2, 3], [4, 5, 6, 7]]] * 3
+
+
+def test_lanes_that_share_nothing_with_the_batch_size_work() -> None:
+    for size, lanes in ((6, 4), (4, 6), (7, 3), (5, 9)):
+        loader = DataLoader(list(range(500)), global_batch_size=size, lanes=lanes)
+        assert sorted(int(i) for batch in loader for i in batch) == list(range(500))
+
+
+# --- after a bad record has raised ----------------------------------------------------------------
+
+
+def numbers_with_bad(folder: Path, bad: int) -> Dataset:
+    lines = ("{bad" if i == bad else str(i) for i in range(24))
+    (folder / "a.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    return Dataset.from_path("web", folder / "a.jsonl")
+
+
+class Fails:
+    """A transform that fails on one sample."""
+
+    def __init__(self, bad: int) -> None:
+        self.bad = bad
+
+    def __call__(self, sample: int) -> int:
+        if sample == self.bad:
+            raise RecordError("made to fail")
+        return sample
+
+
+@on_each_engine
+@pytest.mark.parametrize("where", ["record", "transform"])
+@pytest.mark.parametrize("bad", [9, 22], ids=["in the middle", "at the end"])
+def test_after_a_bad_record_next_goes_on_and_a_save_holds_what_was_handed_over(
+    tmp_path: Path, engine: dict[str, Any], where: str, bad: int
+) -> None:
+    dataset = numbers_with_bad(tmp_path, bad if where == "record" else -1)
+    options = {"batch_size": 4} | engine
+    if where == "transform":
+        options["transform"] = Fails(bad)
+    batches = [[*range(start, start + 4)] for start in range(0, 24, 4)]
+    number = bad // 4
+    with DataLoader(dataset, **options) as loader, DataLoader(dataset, **options) as other:
+        steps = iter(loader)
+        assert [next(steps).tolist() for _ in range(number)] == batches[:number]
+        with pytest.raises(RecordError):
+            next(steps)
+        saved = loader.state_dict()
+        assert (saved["epoch"], saved["delivered"]) == (0, 4 * number)
+        assert [batch.tolist() for batch in steps] == batches[number + 1 :]  # all but the bad one
+        assert (loader.epoch, loader.delivered) == (1, 0)
+        other.load_state_dict(saved)
+        with pytest.raises(RecordError):  # it comes again
+            next(iter(other))
+    with DataLoader(dataset, on_error="skip", **options) as skipping:
+        skipping.load_state_dict(saved)
+        rest = [sample for batch in skipping for sample in batch.tolist()]
+    assert rest == [i for i in range(4 * number, 24) if i != bad]
+    if number < 5:
+        passed_over = batches[number + 1]
+        with DataLoader(dataset, **options) as loader:
+            loader.load_state_dict(saved)
+            steps = iter(loader)
+            with pytest.raises(RecordError):
+                next(steps)
+            assert next(steps).tolist() == passed_over
+            assert loader.delivered == 4 * (number + 2)  # the batch before counts as handed over

@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
-from torch.utils.data import DistributedSampler, Sampler
+from torch.utils.data import DistributedSampler
 
 from zephon_torch import checks
 from zephon_torch.arithmetic.permutation import Int64Array
 from zephon_torch.errors import ConfigurationError, WorldError
 from zephon_torch.work.delivery import BoolArray, items_of, positions_of, rank_places
+from zephon_torch.work.foreign_samplers import refuse_sampler
 from zephon_torch.work.items import Slab, SlabPart, WorkItem
 from zephon_torch.work.plan import Pointers
 from zephon_torch.work.progress import MAX_EPOCH, MAX_LANES
@@ -77,14 +78,7 @@ class ChunkSplitter(DistributedSampler[list[Pointer]]):
         world: World | None = None,
     ) -> None:
         # DistributedSampler's own constructor would ask torch.distributed for the world right now
-        if isinstance(source, Sampler):
-            # Lightning makes another batch sampler of the class it finds, around a sampler of its
-            # choice: _dataloader_init_kwargs_resolve_sampler
-            raise ConfigurationError(
-                f"a {type(source).__name__} was to be put into the loader, whose plan is its "
-                "sampler. Lightning does so in predict(): let predict_dataloader() return "
-                "iter(loader); and for overfit_batches=: use limit_train_batches= and no shuffle"
-            )
+        refuse_sampler(source)
         if (batch_size is None) == (global_batch_size is None):
             raise ConfigurationError(
                 f"give one of batch_size and global_batch_size, got {batch_size} and "
