@@ -23,6 +23,7 @@ from zephon_torch.work.identity import (
     weights_in_force,
 )
 from zephon_torch.work.mixture import TOTAL_LIMIT
+from zephon_torch.work.options import GROUPS
 from zephon_torch.work.spellings import has_options, plainly, spelled_in
 
 _LINES = 5  # of each kind
@@ -35,13 +36,6 @@ _TOLD = {
     "datasets": "its datasets (their names, shards or sizes)",
 }
 _Acting: TypeAlias = tuple[dict[str, Any], dict[str, Any]]
-_TOGETHER: tuple[tuple[str, ...], ...] = (
-    ("chunk_size",),
-    ("shuffle_shards", "shuffle_within_shard", "shuffle_block_size"),
-    ("stop_after_passes", "exhausted_policy", "max_repeats", "max_samples"),
-    ("reshuffle_on_repeat",),
-    ("interleave",),
-)
 
 
 def differences(
@@ -160,9 +154,9 @@ def _acting(identity: PlanIdentity, description: str) -> _Acting | None:
 
 def _of_options(then: dict[str, Any], now: dict[str, Any], acting: _Acting | None) -> list[str]:
     old, new = (one["options"] | one.get("given", {}) for one in (then, now))
-    unknown = (old.keys() | new.keys()) - {name for group in _TOGETHER for name in group}
+    unknown = (old.keys() | new.keys()) - {name for group in GROUPS for name in group}
     lines = []
-    for group in (*_TOGETHER, sorted(unknown)):
+    for group in (*GROUPS, sorted(unknown)):
         if acting is not None and all(acting[0].get(n) == acting[1].get(n) for n in group):
             continue
         lines += [

@@ -13,6 +13,10 @@ from zephon_torch.work.order import ShuffleLevels
 from zephon_torch.work.stopping import StopRules, per_dataset
 
 _LARGEST_CHUNK = 1 << 30
+LEVELS = ("shuffle_shards", "shuffle_within_shard", "shuffle_block_size")
+RULES = ("stop_after_passes", "exhausted_policy", "max_repeats", "max_samples")
+GROUPS = (LEVELS, RULES, ("chunk_size",), ("reshuffle_on_repeat",), ("interleave",))
+"""Names of the options; those of a group act together, and apart from those of other groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,13 +83,11 @@ class PlanOptions:
             ConfigurationError: an option that cannot work.
             KeyError: an option is missing.
         """
-        levels = ("shuffle_shards", "shuffle_within_shard", "shuffle_block_size")
-        rules = ("stop_after_passes", "exhausted_policy", "max_repeats", "max_samples")
         return cls(
             seed=seed,
             chunk_size=options["chunk_size"],
-            levels=ShuffleLevels(*(options[name] for name in levels)),
-            rules=StopRules(*(options[name] for name in rules)),
+            levels=ShuffleLevels(*(options[name] for name in LEVELS)),
+            rules=StopRules(*(options[name] for name in RULES)),
             reshuffle_on_repeat=options["reshuffle_on_repeat"],
             interleave=options["interleave"],
         )

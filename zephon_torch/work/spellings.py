@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from zephon_torch.errors import ConfigurationError
@@ -22,12 +22,19 @@ from zephon_torch.work.identity import (
     part_hashes,
     signed,
 )
-from zephon_torch.work.options import PlanOptions
+from zephon_torch.work.options import GROUPS, RULES, PlanOptions
+from zephon_torch.work.stopping import StopRules
 
 _USUAL: dict[str, tuple[Any, ...]] = {
     "shuffle_shards": (True, False),
     "shuffle_within_shard": (False, True),
+    "shuffle_block_size": ("auto",),
     "stop_after_passes": (None, 1),
+    "exhausted_policy": (None, "repeat", "stop", "redistribute"),
+    "max_repeats": (None,),
+    "max_samples": (None,),
+    "reshuffle_on_repeat": (True, False),
+    "interleave": ("balanced", "shuffle"),
 }
 _UNREADABLE = (ValueError, TypeError, AttributeError, LookupError, RecursionError)
 
@@ -90,12 +97,27 @@ def _alternatives(identity: PlanIdentity) -> Iterator[dict[str, Any]]:
     if identity.given is None or identity.plain is None:
         return
     own, plain = identity.given.options.as_dict(), identity.plain.as_dict()
-    values = []
-    for name, value in own.items():
-        distinct = [value]
-        for other in (plain[name], *_USUAL.get(name, ())):
-            if other not in distinct:
-                distinct.append(other)
-        values.append(distinct)
-    for combined in itertools.product(*values):
-        yield dict(zip(own, combined, strict=True))
+    choices = [
+        [
+            dict(zip(group, values, strict=True))
+            for values in itertools.product(
+                *(_distinct(own[name], plain[name], *_USUAL.get(name, ())) for name in group)
+            )
+            if group != RULES or _is_allowed(values)
+        ]
+        for group in GROUPS
+    ]
+    for chosen in itertools.product(*choices):
+        yield {name: value for group in chosen for name, value in group.items()}
+
+
+def _distinct(*values: Any) -> list[Any]:
+    return [value for at, value in enumerate(values) if value not in values[:at]]
+
+
+def _is_allowed(rules: Sequence[Any]) -> bool:
+    try:
+        StopRules(*rules)
+    except ConfigurationError:
+        return False
+    return True
