@@ -22,7 +22,7 @@ from zephon_torch.io.formats.arrow_places import (
     find_in_stream,
 )
 from zephon_torch.io.formats.arrow_types import bare, has_dictionary, stored
-from zephon_torch.io.formats.libarrow import ipc, pa
+from zephon_torch.io.formats.libarrow import ipc, pa, types
 from zephon_torch.io.formats.table import TableOptions, choose_columns, refusing
 from zephon_torch.io.formats.table_rows import Group, Int64Array
 from zephon_torch.io.ranges import FileMap
@@ -79,7 +79,7 @@ class Batches:
         if pa.total_allocated_bytes() != allocated:
             num_bytes += sum(map(self._input.count_outside, columns))
         unsound = None if self._is_sound(columns) else self._bare
-        return Group(columns, num_bytes + _VIEW_BYTES * len(columns), unsound)
+        return Group(columns, self._are_plain, num_bytes + _VIEW_BYTES * len(columns), unsound)
 
     def check_claims(self) -> None:
         """Look at batches that claim more rows than their bytes could tell of.
@@ -123,13 +123,14 @@ class Batches:
                 if kind != given
             ]
             self._bare = [bare(kind) for kind in kinds]
+            self._are_plain = [types.is_primitive(kind) for kind in kinds]
 
     def _is_sound(self, columns: list[Any]) -> bool:
         """Whether no offset leads out of its buffer; no value is touched for it."""
         try:
             for column, kind in zip(columns, self._bare, strict=True):
                 column.view(kind).validate(full=True)
-        except pa.ArrowInvalid:
+        except pa.ArrowException:
             return False
         return True
 

@@ -20,7 +20,7 @@ from zephon_torch.extras import require
 from zephon_torch.io.files import StoredFile
 from zephon_torch.io.formats.arrow_types import has_values, stored
 from zephon_torch.io.formats.kept import keep, kept, numbers
-from zephon_torch.io.formats.libarrow import pa
+from zephon_torch.io.formats.libarrow import pa, types
 from zephon_torch.io.formats.reader import Reader
 from zephon_torch.io.formats.source import RangesFile
 from zephon_torch.io.formats.table import (
@@ -103,7 +103,8 @@ class _Slices:
             columns = [column.view(stored(column.type)) for column in batch.columns]
         if stop < self._num_rows[row_group]:
             self._forward = forward
-        return Group(columns, batch.nbytes)
+        are_plain = [types.is_primitive(column.type) for column in columns]
+        return Group(columns, are_plain, batch.nbytes)
 
     @property
     def map(self) -> None:

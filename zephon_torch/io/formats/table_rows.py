@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,22 +29,16 @@ class Group(NamedTuple):
 
     Attributes:
         columns: a ``pyarrow.Array`` of all rows for each chosen column.
+        are_plain: of each, whether its values are numbers, booleans or times.
         num_bytes: of memory that it keeps.
         unsound: None where no value leads out of its buffers; else for each column the type as
             which the rows of it are validated before they are touched.
     """
 
     columns: Sequence[Any]
+    are_plain: Sequence[bool]
     num_bytes: int
     unsound: Sequence[Any] | None = None
-
-
-class Run(NamedTuple):
-    """Rows [start, stop) of a group."""
-
-    group: Group
-    start: int
-    stop: int
 
 
 class Groups(Protocol):
@@ -81,28 +75,37 @@ class Groups(Protocol):
         ...
 
 
-def make_rows(names: Sequence[str], runs: Iterable[Run]) -> list[dict[str, Any]]:
-    """Samples of the rows of each run, in that order.
+# A group, and numbers of rows in it, ascending.
+_Wanted: TypeAlias = tuple[Group, list[int]]
+
+
+def make_rows(names: Sequence[str], wanted: Iterable[_Wanted]) -> list[dict[str, Any]]:
+    """Samples of the wanted rows of each group, in that order.
 
     Raises:
         Exception: whatever pyarrow raises for values that cannot be read.
     """
     made: list[list[Any]] = [[] for _ in names]
-    for group, start, stop in runs:
+    for group, rows in wanted:
+        first, stop = rows[0], rows[-1] + 1
         if group.unsound is not None:
-            _validate(group, start, stop)
-        if stop == start + 1:
-            for cells, column in zip(made, group.columns, strict=True):
-                cells.append(column[start].as_py())
-        else:
-            for cells, column in zip(made, group.columns, strict=True):
-                cells += column.slice(start, stop - start).to_pylist()
+            _validate(group, rows)
+        is_run = stop - first == len(rows) and rows == [*range(first, stop)]
+        for cells, column, is_plain in zip(made, group.columns, group.are_plain, strict=True):
+            if is_run and not (is_plain and len(rows) == 1):
+                cells += column.slice(first, len(rows)).to_pylist()
+            elif is_plain:
+                cells += [column[row].as_py() for row in rows]
+            else:
+                for row in rows:
+                    cells += column.slice(row, 1).to_pylist()
     return [dict(zip(names, row, strict=True)) for row in zip(*made, strict=True)]
 
 
-def _validate(group: Group, start: int, stop: int) -> None:
+def _validate(group: Group, rows: list[int]) -> None:
     for column, kind in zip(group.columns, group.unsound or (), strict=True):
-        column.slice(start, stop - start).view(kind).validate(full=True)
+        for row in rows:
+            column.slice(row, 1).view(kind).validate(full=True)
 
 
 class TableReader:
@@ -167,18 +170,14 @@ class TableReader:
 
     def _read_sorted(self, samples: Int64Array) -> list[dict[str, Any]]:
         record = f"{self._shard}, record {samples[0]}"
-        rows: list[dict[str, Any]] = []
-        for run in self._runs(samples, record):  # what storage raises here comes as it is
-            with refusing(record, RecordError):
-                rows += make_rows(self.names, [run])
-        return rows
-
-    def _runs(self, samples: Int64Array, record: str) -> Iterator[Run]:
         groups = self.edges.searchsorted(samples, side="right") - 1
-        rows = (samples - self.edges[groups]).tolist()
-        for start, stop in _cut(samples, groups):
-            group = self.load(int(groups[start]), record)
-            yield Run(group, rows[start], rows[stop - 1] + 1)
+        numbers, inside = groups.tolist(), (samples - self.edges[groups]).tolist()
+        rows: list[dict[str, Any]] = []
+        for start, stop in _cut(groups):
+            group = self.load(numbers[start], record)  # what storage raises comes as it is
+            with refusing(record, RecordError):
+                rows += make_rows(self.names, [(group, inside[start:stop])])
+        return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,17 +230,15 @@ class RowsGroup:
         edges = self._arranged() if self._edges is None else self._edges
         rows = self._firsts[numbers] + samples
         order = rows.argsort(kind="stable")
-        return _in_order(order, make_rows(self._names, self._runs(edges, rows[order])))
+        return _in_order(order, make_rows(self._names, self._wanted(edges, rows[order])))
 
-    def _runs(self, edges: Int64Array, rows: Int64Array) -> Iterator[Run]:
+    def _wanted(self, edges: Int64Array, rows: Int64Array) -> Iterator[_Wanted]:
         batches = edges.searchsorted(rows, side="right") - 1
-        cuts = _cut(rows, batches)
         inside = (rows - edges[batches]).tolist()
         owners = self._shards[batches]
         numbers, owner = (batches - self._first_batches[owners]).tolist(), owners.tolist()
-        for start, stop in cuts:
-            group = self._readers[owner[start]].load(numbers[start])
-            yield Run(group, inside[start], inside[stop - 1] + 1)
+        for start, stop in _cut(batches):
+            yield self._readers[owner[start]].load(numbers[start]), inside[start:stop]
 
     def _arranged(self) -> Int64Array:
         """Number the rows of all shards through."""
@@ -256,10 +253,10 @@ class RowsGroup:
         return self._edges
 
 
-def _cut(rows: Int64Array, groups: Int64Array) -> Iterator[tuple[int, int]]:
-    """Where rows that follow one another in one group start and stop. Pure."""
-    follows = (rows[1:] == rows[:-1] + 1) & (groups[1:] == groups[:-1])
-    return pairwise((0, *((~follows).nonzero()[0] + 1).tolist(), len(rows)))
+def _cut(groups: Int64Array) -> Iterator[tuple[int, int]]:
+    """Where rows of one group start and stop among sorted ones. Pure."""
+    cuts = (groups[1:] != groups[:-1]).nonzero()[0] + 1
+    return pairwise((0, *cuts.tolist(), len(groups)))
 
 
 def _in_order(order: Int64Array, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
