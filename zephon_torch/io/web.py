@@ -150,12 +150,12 @@ async def _read_range(fs: Any, url: str, start: int, stop: int) -> bytes:
             raise FileNotFoundError(url)
         answer.raise_for_status()
         num_bytes = _num_bytes(answer.status, answer.headers, headers["Range"])
-        content = bytearray()
+        parts, left = [], num_bytes
         async for part in answer.content.iter_any():
-            content += part
-            if len(content) > num_bytes:
+            parts.append(part)
+            if (left := left - len(part)) < 0:
                 answer.close()
                 raise AnswerError(f"sent more than {num_bytes:,} bytes as a range of so many")
-    if len(content) < num_bytes:
-        raise ShortReadError(f"{len(content):,} bytes instead of {num_bytes:,}")
-    return bytes(content)
+    if left:
+        raise ShortReadError(f"{num_bytes - left:,} bytes instead of {num_bytes:,}")
+    return b"".join(parts)
