@@ -205,6 +205,16 @@ def test_an_index_of_mds_holds_counts(tmp_path: Path, key: str, value: Any) -> N
         Dataset.from_path("web", tmp_path)
 
 
+@pytest.mark.parametrize("name", ["5", "null", "NaN", "true", "[[1]]", "1" * 5000, "[" * 100_000])
+def test_a_state_of_hugging_face_names_files(tmp_path: Path, name: str) -> None:
+    pa, ipc = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.ipc")
+    with ipc.new_stream(tmp_path / "data.arrow", pa.schema({"x": pa.int64()})):
+        pass
+    (tmp_path / "state.json").write_text(f'{{"_data_files": [{{"filename": {name}}}]}}')
+    with pytest.raises(DatasetError, match=r"state\.json"):
+        Dataset.from_path("web", tmp_path)
+
+
 @pytest.mark.parametrize(
     ("sequences", "marks"), [(1 << 63, 2), ((1 << 64) - 1, 2), (1, 1 << 63), (1 << 63, 1 << 63)]
 )

@@ -77,6 +77,50 @@ def test_kernel_is_this_interpreter(this_python: Path) -> None:
     assert printed(notebook).split() == [sys.executable, str(package)]
 
 
+OF_A_CELL = """
+import torch
+from zephon_torch import DataLoader
+
+class Squares(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, i):
+        return i * i
+
+def double(x):
+    return 2 * x
+
+def run(dataset, method, **options):
+    try:
+        loader = DataLoader(
+            dataset, 4, num_workers=1, multiprocessing_context=method, **options
+        )
+        print(method, [batch.tolist() for batch in loader])
+    except Exception as error:
+        print(method, type(error).__name__, error)
+"""
+
+
+def test_a_class_of_a_cell_must_come_from_a_module(this_python: Path) -> None:
+    calls = """
+run(Squares(), "fork")
+run(list(range(8)), "spawn")
+run(Squares(), "forkserver")
+run(Squares(), "spawn", transform=double)
+"""
+    cells = [nbformat.v4.new_code_cell(source) for source in (OF_A_CELL, calls)]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    run(notebook, this_python)
+    forked, of_builtins, by_server, spawned = printed(notebook).splitlines()
+    assert forked == "fork [[0, 1, 4, 9], [16, 25, 36, 49]]"
+    assert of_builtins == "spawn [[0, 1, 2, 3], [4, 5, 6, 7]]"
+    assert "forkserver WorkerError" in by_server and "dataset 'dataset' needs Squares" in by_server
+    assert "spawn WorkerError" in spawned
+    assert "transform needs double and dataset 'dataset' needs Squares, which this" in spawned
+    for line in (by_server, spawned):
+        assert "Put it into a module" in line and "memory" not in line
+
+
 def run(notebook: Any, folder: Path) -> None:
     """Execute a notebook in place; an error in a cell raises with the cell and its traceback."""
     place = {"metadata": {"path": str(folder)}}

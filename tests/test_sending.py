@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
+import sys
+import types
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +16,7 @@ import pytest
 import torch
 
 from zephon_torch import DataLoader
-from zephon_torch.sending import Parcel
+from zephon_torch.sending import Parcel, cannot_import
 
 LARGE = (256 << 10) + 1  # bytes; what is smaller travels in the message
 
@@ -159,3 +162,30 @@ def test_batches_around_the_limit_arrive_whole(kept: list[torch.Tensor], width: 
     assert all(batch.shape == (2, width) for batch in kept)
     assert [int(row.min()) for batch in kept for row in batch] == list(range(200))
     assert [int(row.max()) for batch in kept for row in batch] == list(range(200))
+
+
+# --- what a process cannot import -----------------------------------------------------------------
+
+
+class OfMain:
+    """A class of ``__main__``, as far as pickle can tell."""
+
+
+OfMain.__module__ = "__main__"
+
+
+@pytest.mark.parametrize("context", ["spawn", "forkserver", multiprocessing.get_context("spawn")])
+def test_what_main_defines_is_named_where_main_is_no_file(
+    monkeypatch: pytest.MonkeyPatch, context: Any
+) -> None:
+    main = types.ModuleType("__main__")
+    main.__dict__["OfMain"] = OfMain
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    parts = {"transform": OfMain, "collate_fn": len, "dataset 'a'": [1, {"x": OfMain()}]}
+    told = str(cannot_import(parts, context))
+    assert told.startswith("transform needs OfMain and dataset 'a' needs OfMain, which this inter")
+    assert cannot_import({"transform": len, "dataset 'a'": [1]}, context) is None
+    assert cannot_import(parts, "fork") is None
+    for place, is_there in ((__file__, True), ("<stdin>", False), ("/no/such/file.py", False)):
+        main.__file__ = place
+        assert (cannot_import(parts, context) is None) == is_there

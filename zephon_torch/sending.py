@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import io
+import multiprocessing as mp
+import os
 import pickle
+import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from multiprocessing.context import BaseContext
 from multiprocessing.reduction import ForkingPickler
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -135,6 +141,58 @@ def cannot_start(error: Exception, parts: Mapping[str, Any]) -> ConfigurationErr
     )
     told.__cause__ = error
     return told
+
+
+class _InMain(_WithoutTensors):
+    """Notes the classes and functions that a pickle names in ``__main__``."""
+
+    def __init__(self) -> None:
+        super().__init__(_Nowhere())
+        self.names: set[str] = set()
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, type | FunctionType) and obj.__module__ == "__main__":
+            self.names.add(obj.__qualname__)
+        return super().reducer_override(obj)
+
+
+def cannot_import(parts: Mapping[str, Any], context: str | BaseContext | None) -> str | None:
+    """Say that a worker could not import what it runs, if that is why it died.
+
+    Args:
+        parts: what is sent to a worker, under the names that the user knows.
+        context: torch's ``multiprocessing_context``.
+
+    Returns:
+        None where processes are forked, so that they have it already, or where ``__main__`` is a
+        file, which they run themselves.
+    """
+    method = context if isinstance(context, str) else (context or mp).get_start_method()
+    if method == "fork" or _main_is_file():
+        return None
+    named = {name: found for name, part in parts.items() if (found := _names_in_main(part))}
+    if not named:
+        return None
+    told = " and ".join(f"{name} needs {', '.join(sorted(of))}" for name, of in named.items())
+    return (
+        f"{told}, which this interactive session (a notebook's cell, say) defines: a process that "
+        f"is started by {method!r} cannot import it. Put it into a module, a .py file that you "
+        'import; or use multiprocessing_context="fork", num_threads= or num_workers=0'
+    )
+
+
+def _main_is_file() -> bool:
+    """Whether a process that is started can make a ``__main__`` like this one's."""
+    main = sys.modules["__main__"]
+    path = getattr(main, "__file__", None) or ""
+    return getattr(main, "__spec__", None) is not None or os.path.exists(path)
+
+
+def _names_in_main(value: Any) -> set[str]:
+    pickler = _InMain()
+    with suppress(Exception):  # what cannot be pickled did not kill it
+        pickler.dump(value)
+    return pickler.names
 
 
 def _why_not(value: Any) -> Exception | None:

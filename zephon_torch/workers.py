@@ -24,7 +24,7 @@ from zephon_torch.nodes.made import Made
 from zephon_torch.nodes.pipeline import Pipeline
 from zephon_torch.nodes.window import Windows
 from zephon_torch.ring import RowRing, make_ring
-from zephon_torch.sending import PrivateGenerator, cannot_start
+from zephon_torch.sending import PrivateGenerator, cannot_import, cannot_start
 from zephon_torch.work.items import WorkItem
 from zephon_torch.worker_side import Batches, Beginning, Counted, Failure, InRing, Task
 
@@ -164,11 +164,11 @@ class WorkerEngine:
     def died(self, error: Exception) -> WorkerError:
         """What to raise after a worker's death; a later run starts new processes."""
         self.close()
-        told = WorkerError(
-            f"a worker process died ({error}): it may have run out of memory, been killed, or "
-            "failed on its way (then it wrote why on stderr). Start a new iterator; a saved state "
-            "goes on at the next sample"
+        why = cannot_import(self._sent(), self._options.multiprocessing_context) or (
+            "it may have run out of memory, been killed, or failed on its way (then it wrote why "
+            "on stderr). Start a new iterator; a saved state goes on at the next sample"
         )
+        told = WorkerError(f"a worker process died ({error}): {why}")
         told.__cause__ = error
         return told
 

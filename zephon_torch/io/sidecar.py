@@ -170,8 +170,8 @@ def find_fault(index: Index, num_bytes: int) -> str:
     """What is impossible in an index of a file of this size; "" when nothing is. Pure."""
     offsets, blocks = index.offsets, index.blocks
     if blocks is not None:
-        steps = np.diff(blocks, axis=0)
-        ascend = bool((steps[:, 0] > 0).all() and (steps[:, 1] >= 0).all())
+        before, behind = blocks[:-1], blocks[1:]  # compared, for differences may wrap around
+        ascend = bool((behind[:, 0] > before[:, 0]).all() and (behind[:, 1] >= before[:, 1]).all())
         if not ascend or len(blocks) < 2 or blocks[0].any() or blocks[-1, 0] != num_bytes:
             return "its blocks are not ascending from 0 up to the size of the file"
         num_bytes = int(blocks[-1, 1])
