@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -14,9 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toys import batches, memory, mixture_of, one, three_in_memory
 
-from zephon_torch import ChunkSplitter, DataLoader, WorkSourceDataset
+from zephon_torch import (
+    ChunkSplitter,
+    DataLoader,
+    StaticMixtureWorkSource,
+    WorkSourceDataset,
+)
 from zephon_torch.errors import PlanMismatch, StateError
 from zephon_torch.work import Progress
+from zephon_torch.work.source import WorkSource
 
 COUNTS = st.integers(0, 2**60)
 DIGITS = st.text("0123456789abcdef", min_size=64, max_size=64)
@@ -232,6 +241,144 @@ def test_a_mismatch_tells_the_difference_and_the_way_out() -> None:
     assert "repeat or be missed" in str(caught.value)
 
 
+def several(**changes: Any) -> StaticMixtureWorkSource:
+    """A mixture of two, in which seed, an option, weights and a dataset can be changed."""
+    weights = changes.pop("weights", {"a": 0.3, "b": 0.7})
+    datasets = [memory("a", 40), memory("b", changes.pop("size", 20))]
+    return StaticMixtureWorkSource(datasets, weights, **({"seed": 3, "chunk_size": 6} | changes))
+
+
+CHANGES: dict[str, tuple[dict[str, Any], list[str], str]] = {
+    "seed": ({"seed": 4}, ["seed: 3 at the checkpoint, 4 now"], "its seed"),
+    "options": (
+        {"chunk_size": 9, "interleave": "shuffle"},
+        ["option chunk_size: 6 at the checkpoint, 9 now", "option interleave: balanced at the"],
+        "its options",
+    ),
+    "mixture": (
+        {"weights": {"a": 1, "b": 3}},
+        ["weight of dataset 'a': 0.3 of the mixture at the checkpoint, 0.25 now",
+         "weight of dataset 'b': 0.7 of the mixture at the checkpoint, 0.75 now"],
+        "its weights",
+    ),
+    "datasets": (
+        {"size": 21},
+        ["dataset 'b': 20 samples at the checkpoint, 21 now"],
+        "its datasets",
+    ),
+}  # fmt: skip
+
+
+def mismatch(then: Progress, now: WorkSource) -> str:
+    with pytest.raises(PlanMismatch) as caught:
+        then.check(now.identity)
+    told, way_out = str(caught.value).split("Build the loader as it was;")
+    assert "strict=False" in way_out
+    return told
+
+
+def as_dict_and_words(source: WorkSource) -> tuple[Progress, Progress]:
+    progress = Progress.at(source.identity, epoch=0, delivered=0, lanes=1)
+    carried = json.loads(json.dumps(progress.to_dict()))
+    return Progress.from_dict(carried), Progress.from_words(progress.to_words())
+
+
+@pytest.mark.parametrize(
+    "parts", [p for n in (1, 2, 3, 4) for p in combinations(CHANGES, n)], ids=str
+)
+def test_all_parts_that_differ_are_told_by_both_routes(parts: tuple[str, ...]) -> None:
+    changes = {k: v for part in parts for k, v in CHANGES[part][0].items()}
+    by_dict, by_words = (mismatch(p, several(**changes)) for p in as_dict_and_words(several()))
+    expected = [line for part in CHANGES if part in parts for line in CHANGES[part][1]]
+    if len(expected) == 1:
+        assert by_dict.startswith(f"the checkpoint belongs to another plan: {expected[0]}")
+    for part in CHANGES:
+        assert (CHANGES[part][2] in by_words) == (part in parts)
+        for line in CHANGES[part][1]:
+            assert (line in by_dict) == (part in parts)
+    if len(expected) > 1:
+        assert by_dict.count("\n- ") == len(expected), "one line each, and no other"
+
+
+def test_an_option_that_makes_no_difference_is_not_told() -> None:
+    then = several(stop_after_passes=1, shuffle_block_size="global", shuffle_shards=False)
+    now = several(shuffle_block_size="global", reshuffle_on_repeat={"a": True}, seed=4)
+    by_dict, by_words = (mismatch(progress, now) for progress in as_dict_and_words(then))
+    assert "plan: seed: 3 at the checkpoint, 4 now. " in by_dict
+    assert "plan: its seed differs. " in by_words
+
+
+def test_weights_that_print_alike_are_told_exactly() -> None:
+    for then, now in ((0.3, 0.1 + 0.2), (0.1 + 0.2, 0.3)):
+        old, new = (several(weights={"a": weight, "b": 0.7}) for weight in (then, now))
+        ratios = ("3/10", "7500000000000001/25000000000000001")
+        first, second = ratios if then == 0.3 else ratios[::-1]
+        told = mismatch(as_dict_and_words(old)[0], new)
+        assert f"'a': {first} of the mixture at the checkpoint, {second} now" in told
+
+
+def test_rounded_weights_are_never_told_as_units_of_46_bits() -> None:
+    """As in states of before, which have no exact ratios."""
+    old, new = (several(weights={"a": weight, "b": 0.7}) for weight in (0.3, 0.1 + 0.2))
+    short = json.loads(new.identity.description)
+    for entry in short["datasets"].values():
+        del entry["share"]
+    state = replace(as_dict_and_words(new)[0], description=json.dumps(short))
+    told = mismatch(state, old)
+    assert "'a': 0.299999999999997 of the mixture at the checkpoint, 0.3" in told
+    assert not re.search(r"\d{14}/|/\d{14}|[1-9]\d{13}", told.replace("0.", ""))
+
+
+def test_a_dataset_more_does_not_count_as_other_weights() -> None:
+    weights = {"a": 0.123456789012345, "b": 0.7654321098765}
+    three = StaticMixtureWorkSource(
+        [memory("a", 40), memory("b", 20), memory("c", 9)],
+        weights | {"c": 0.1},
+        seed=3,
+        chunk_size=6,
+    )
+    told = mismatch(as_dict_and_words(several(weights=weights))[0], three)
+    assert told == (
+        "the checkpoint belongs to another plan: dataset 'c' takes part now, it did not at the "
+        "checkpoint. "
+    )
+
+
+def many(name: str, number: int = 1000, **changes: Any) -> StaticMixtureWorkSource:
+    datasets = [memory(name.format(i), 2 + changes.get("more", 0)) for i in range(number)]
+    weights = {d.name: 1 + changes.get("slope", 0) * i for i, d in enumerate(datasets)}
+    return StaticMixtureWorkSource(datasets, weights, seed=changes.get("seed", 0))
+
+
+def test_many_differences_are_bounded_part_by_part() -> None:
+    told = mismatch(as_dict_and_words(many("d{}"))[0], many("d{}", seed=1, slope=1, more=1))
+    lines = told.split("\n- ")
+    assert len(lines) == 1 + 1 + 6 + 6
+    assert lines[1] == "seed: 0 at the checkpoint, 1 now"
+    assert "and 995 more weights" in lines and "and 995 more datasets\n" in lines
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"seed": 1}, "plan: seed: 0 at the checkpoint, 1 now. "),
+        ({"slope": 1}, "plan: its weights differ. The description of so many"),
+        (
+            {"more": 1},
+            r"plan: its datasets .* differ \(.* 2,000 samples then, .* 3,000 samples now",
+        ),
+        ({"slope": 1, "more": 1}, r"plan: its weights and its datasets \(.*\) differ"),
+    ],
+)
+def test_digests_tell_the_part_where_a_description_has_no_room(
+    changes: dict[str, Any], told: str
+) -> None:
+    name = "a name of some length, number {:04d}, " + "x" * 60
+    then = as_dict_and_words(many(name))[0]
+    assert "datasets" not in json.loads(then.description)
+    assert re.search(told, mismatch(then, many(name, **changes)))
+
+
 def test_words_tell_which_part_differs() -> None:
     words = DataLoader(source(seed=4), batch_size=4).progress.to_words()
     with pytest.raises(PlanMismatch, match="seed"):
@@ -251,8 +398,6 @@ def test_a_mismatch_without_a_readable_description_still_raises(description: str
 
 def test_a_huge_number_of_datasets_keeps_the_description_short() -> None:
     datasets = [memory(f"dataset number {i:05d}", 2) for i in range(3000)]
-    from zephon_torch import StaticMixtureWorkSource
-
     source = StaticMixtureWorkSource(datasets, {d.name: 1 for d in datasets})
     assert len(source.identity.description) <= 64 * 1024
     loader = DataLoader(source, batch_size=4)

@@ -24,7 +24,7 @@ from zephon_torch.work.progress import Progress
 from zephon_torch.work.spellings import is_same_plan, plainly
 
 EPOCHS = 3
-SEEN = 150  # positions of an endless plan that are looked at
+SEEN = 150  # first positions of a long plan that are looked at, beside its last ones
 
 Datasets = dict[str, list[int]]
 
@@ -41,17 +41,19 @@ def source_of(
 
 def facts(source: StaticMixtureWorkSource, lanes: tuple[int, ...] = (1, 3)) -> list[Any]:
     """All that a run can see of a plan: order by name and pass, length, delivery, table."""
-    endless = source.plan.length is None
-    length = SEEN if endless else int(source.total_samples)
+    total = min(source.total_samples, 1 << 50)
+    positions = np.arange(min(total, SEEN))
+    if total > SEEN and source.plan.length is not None:
+        positions = np.concatenate([positions, np.arange(total - 20, total)])
     orders = []
     for epoch in range(EPOCHS):
-        found = source.pointers(np.arange(length), epoch)
+        found = source.pointers(positions, epoch)
         names = [source.names[number] for number in found.dataset.tolist()]
         orders.append((names, *(array.tolist() for array in found.arrays()[1:])))
     dealt = []
     for number in lanes:
         splitter = ChunkSplitter(source, global_batch_size=5, lanes=number, rank=0, num_replicas=1)
-        steps = range(min(length // 5, 12))
+        steps = range(min(int(total) // 5, 12))
         dealt.append([[*splitter.pointers(step, 1)] for step in steps])
     rows = [row for row in source.describe().split("\n") if not row.startswith("nothing")]
     return [source.total_samples, source.num_chunks, source.seed, orders, dealt, rows]
@@ -111,8 +113,8 @@ EQUAL: dict[str, tuple[Datasets, list[dict[str, Any]]]] = {
             {"exhausted_policy": {"a": "stop", "b": "stop"}},
             {"max_repeats": 0},
             {"max_repeats": {"b": 0, "a": 0}},
-            {"max_repeats": 0, "exhausted_policy": "repeat", "max_samples": 18},
-            {"exhausted_policy": "repeat", "max_samples": 18},
+            {"max_repeats": 0, "exhausted_policy": "repeat", "max_samples": 19},
+            {"exhausted_policy": "repeat", "max_samples": 19},
         ],
     ),
     "a single dataset is used up": (
@@ -221,13 +223,14 @@ LEVELS: list[dict[str, Any]] = [
     for block in (None, 1, 7, "auto", 50, "global")
 ]
 OTHERS: list[dict[str, Any]] = [
-    {"reshuffle_on_repeat": reshuffle, "interleave": interleave}
-    for reshuffle in (True, False, {"a": False})
-    for interleave in ("balanced", "shuffle")
+    {},
+    {"reshuffle_on_repeat": False},
+    {"reshuffle_on_repeat": {"a": False}, "interleave": "shuffle"},
+    {"interleave": "shuffle"},
 ]
 
 
-@pytest.mark.parametrize("datasets", [TWO, {"a": [1] * 9, "b": [30]}, SINGLE_SHARD])
+@pytest.mark.parametrize("datasets", [TWO, {"a": [1] * 9, "b": [30]}])
 def test_fingerprints_and_orders_tell_the_same_plans_apart(datasets: Datasets) -> None:
     """Equal fingerprints have equal orders; and here, by every combination, the other way round."""
     weights = {name: 1 + number for number, name in enumerate(datasets)}
@@ -240,7 +243,7 @@ def test_fingerprints_and_orders_tell_the_same_plans_apart(datasets: Datasets) -
         fingerprints[order].add(source.fingerprint)
     assert all(len(found) == 1 for found in orders.values())
     assert all(len(found) == 1 for found in fingerprints.values())
-    assert 10 < len(orders) < len(STOPS) * len(LEVELS) * len(OTHERS) / 3
+    assert 10 < len(orders) < len(STOPS) * len(LEVELS) * len(OTHERS) / 2
 
 
 # --- random pairs --------------------------------------------------------------------------------
@@ -305,7 +308,7 @@ def pairs(draw: st.DrawFn) -> tuple[StaticMixtureWorkSource, StaticMixtureWorkSo
 stop_names = ("stop_after_passes", "exhausted_policy", "max_repeats", "max_samples")
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(pairs())
 def test_plans_of_one_fingerprint_are_the_same_in_every_epoch(
     pair: tuple[StaticMixtureWorkSource, StaticMixtureWorkSource],
@@ -320,7 +323,7 @@ def test_plans_of_one_fingerprint_are_the_same_in_every_epoch(
         event("orders of different plans that happen to be equal")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(pairs())
 def test_the_plainest_spelling_makes_the_same_plan_and_is_its_own(
     pair: tuple[StaticMixtureWorkSource, StaticMixtureWorkSource],
@@ -335,7 +338,7 @@ def test_the_plainest_spelling_makes_the_same_plan_and_is_its_own(
     assert facts(again) == facts(source)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(pairs())
 def test_a_state_is_accepted_exactly_where_the_fingerprint_is_equal(
     pair: tuple[StaticMixtureWorkSource, StaticMixtureWorkSource],

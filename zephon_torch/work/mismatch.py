@@ -106,7 +106,9 @@ def _in_short(
         if has_description
         else "A model's state has no room to say more; loader.state_dict(), saved beside it, does"
     )
-    return f"{' and '.join(_TOLD[part] for part in parts)} {differ}{sizes}. {more}"
+    *before, last = [_TOLD[part] for part in parts]
+    listed = f"{', '.join(before)} and {last}" if before else last
+    return f"{listed} {differ}{sizes}. {more}"
 
 
 def _sizes_in_words(sizes: Sequence[int]) -> str:
@@ -249,12 +251,13 @@ def _apart(a: Fraction, b: Fraction, is_exact: bool) -> tuple[str, str]:
     if is_exact and texts[0] == texts[1] and max(len(str(a)), len(str(b))) <= _LONGEST_RATIO:
         return str(a), str(b)
     digits = 6
-    while texts[0] == texts[1] and digits < 5000:
-        digits *= 2
+    while Decimal(texts[0]) == Decimal(texts[1]) and digits < 5000:
+        digits += 3
         with localcontext() as context:
             context.prec = digits
             texts = tuple(  # type: ignore[assignment]
-                f"{Decimal(one.numerator) / Decimal(one.denominator):f}" for one in (a, b)
+                str((Decimal(one.numerator) / Decimal(one.denominator)).normalize())
+                for one in (a, b)
             )
     return texts
 
