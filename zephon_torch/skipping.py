@@ -60,5 +60,5 @@ class SkipWatch:
             "behind. The loader goes on after those by itself: a loop that skips batches "
             "('if step < resume_step: continue') has now lost as many others. (Nothing is lost if "
             f"a wrapper that fetches {self._num_batches} ahead holds them)",
-            stacklevel=4,
+            stacklevel=5,
         )

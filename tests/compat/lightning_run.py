@@ -22,7 +22,8 @@ from lightning.fabric import Fabric
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
-from zephon_torch import DataLoader, bind
+from zephon_torch import DataLoader, DataProgress, StaticMixtureWorkSource, bind
+from zephon_torch.io import Dataset
 
 WORLD = int(os.environ.get("WORLD_SIZE", "1"))
 ON_CPUS = {"accelerator": "cpu", "devices": WORLD, "strategy": "ddp" if WORLD > 1 else "auto"}
@@ -33,17 +34,28 @@ def data(num: int, start: int = 0) -> list[dict[str, Any]]:
     return [{"x": torch.tensor([float(i)]), "id": start + i} for i in range(num)]
 
 
-def make_loader(num_workers: int = 0) -> DataLoader:
+def make_loader(num_workers: int = 0, endless: bool = False) -> DataLoader:
+    if endless:  # it has no length, so Lightning takes one batch ahead
+        dataset = Dataset.from_torch("a", data(23))
+        options = {"exhausted_policy": "repeat", "shuffle_block_size": "global", "seed": 5}
+        loader = DataLoader(StaticMixtureWorkSource([dataset], {"a": 1}, **options), 4)
+        loader.behind = 1
+        return loader
     return DataLoader(data(23), global_batch_size=4, shuffle=True, seed=5, num_workers=num_workers)
 
 
 class Model(LightningModule):
     """Notes the ids of the real samples of each global batch."""
 
-    def __init__(self, num_workers: int) -> None:
+    def __init__(
+        self, num_workers: int = 0, endless: bool = False, cycle: bool = False, own: bool = False
+    ) -> None:
         super().__init__()
+        self.cycle = cycle
+        if own:
+            self.data_progress = DataProgress()
         self.layer = torch.nn.Linear(1, 1)
-        self.loader = make_loader(num_workers)
+        self.loader = make_loader(num_workers, endless)
         self.evaluation = DataLoader(data(7, 100), batch_size=4 // WORLD)
         self.trained: list[list[int]] = []
         self.evaluated: list[list[int]] = []
@@ -66,8 +78,12 @@ class Model(LightningModule):
         self.validations.append((len(self.trained), seen))
         self.evaluated = []
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.001)
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.001)
+        if not self.cycle:
+            return optimizer
+        steps = int(self.trainer.estimated_stepping_batches)
+        return [optimizer], [torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, steps)]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["after"] = len(self.trained) + self.after
@@ -107,9 +123,9 @@ def saving_everywhere(folder: Path) -> list[Callback]:
 
 def train(
     folder: str | None = None, ckpt: Path | None = None, bound: bool = False, hook: bool = False,
-    num_workers: int = 0, **options: Any,
+    num_workers: int = 0, endless: bool = False, cycle: bool = False, **options: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    model = (FromHook if hook else Model)(num_workers)
+    model = (FromHook if hook else Model)(num_workers, endless, cycle, own=bound and cycle)
     if bound:
         bind(model, model.loader)
     callbacks = [] if folder is None else saving_everywhere(Path(folder))
@@ -129,6 +145,14 @@ def train(
 def resumes(folder: str, names: str = "*", **options: Any) -> dict[str, Any]:
     checkpoints = sorted(Path(folder).glob(f"{names}.ckpt"))
     return {checkpoint.stem: train(ckpt=checkpoint, **options) for checkpoint in checkpoints}
+
+
+def loaded_without_a_loader(folder: str) -> dict[str, Any]:
+    """A checkpoint of a bound module, loaded for inference: by the class that has the child."""
+    checkpoint = sorted(Path(folder).glob("*.ckpt"))[0]
+    model = Model.load_from_checkpoint(checkpoint, own=True)
+    other = Model.load_from_checkpoint(checkpoint, own=False, strict=False)
+    return {"loaded": [float(one.layer.weight.sum()) for one in (model, other)]}
 
 
 def refused_and_predicted() -> dict[str, Any]:
@@ -201,7 +225,12 @@ def fabric_resumes(folder: str, names: str = "*", **options: Any) -> dict[str, A
 
 if __name__ == "__main__":
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    runs = {f.__name__: f for f in (train, resumes, refused_and_predicted, fabric, fabric_resumes)}
+    runs = {
+        f.__name__: f
+        for f in (
+            train, resumes, loaded_without_a_loader, refused_and_predicted, fabric, fabric_resumes
+        )
+    }  # fmt: skip
     for line in sys.argv[1:]:
         request = json.loads(line)
         warnings.simplefilter("ignore")

@@ -55,6 +55,8 @@ def results(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> dict[str,
     def fabric(name: str, run: str = "fabric", **options: Any) -> dict[str, Any]:
         return {"run": run, "folder": f"{root}/fabric {name}", "bound": name == "1"} | options
 
+    cycle = {"max_epochs": 2, "cycle": True}
+    endless = {"max_steps": 14, "endless": True}
     limited, by_steps = {"max_epochs": 2, "limit_train_batches": 4}, {"max_steps": 14}
     others = {"run": "refused_and_predicted"}
     return (
@@ -69,6 +71,16 @@ def results(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> dict[str,
                 "limited resumed": resume("limited", "[es]*[!48]", **limited),
                 "steps": train("steps", **by_steps),
                 "steps resumed": resume("steps", "[ev]*", may_warn=True, **by_steps),
+                "cycle": train("cycle", **cycle),
+                "cycle resumed": resume("cycle", "*=*", may_warn=True, **cycle),
+                "bound cycle": train("bound cycle", **cycle),
+                "bound cycle resumed": resume("bound cycle", "*=*", may_warn=True, **cycle),
+                "bound cycle loaded": {
+                    "run": "loaded_without_a_loader",
+                    "folder": f"{root}/bound cycle",
+                },
+                "endless": train("endless", **endless),
+                "endless resumed": resume("endless", "step*", **endless),
                 "fabric 1": fabric("1"),
                 "fabric 1 to 1": fabric("1", "fabric_resumes"),
                 "others 1": others,
@@ -168,6 +180,32 @@ def test_a_run_of_so_many_steps_goes_on_from_the_end_of_an_epoch(
     whole = joined(plain)[:14]
     assert results["steps"]["trained"] == whole
     check_resumed(results["steps resumed"], whole, 5)
+
+
+@pytest.mark.parametrize("run", ["cycle", "bound cycle"])
+def test_a_schedule_that_asks_for_the_number_of_steps_changes_nothing(
+    run: str, results: dict[str, Result], plain: list[list[list[int]]]
+) -> None:
+    """It makes the Trainer build its loop before it reads the loader's state.
+
+    Public report: Lightning-AI/pytorch-lightning#20550.
+    """
+    whole = joined(plain[:2])
+    assert results[run]["trained"] == whole
+    check_resumed(results[f"{run} resumed"], whole, 14)
+
+
+def test_a_bound_modules_checkpoint_is_loaded_for_inference(results: dict[str, Result]) -> None:
+    first, second = results["bound cycle loaded"]["loaded"]
+    assert first == second
+
+
+def test_a_plan_that_never_ends_goes_on_though_lightning_takes_one_batch_ahead(
+    results: dict[str, Result],
+) -> None:
+    whole = results["endless"]["trained"]
+    assert len(whole) == 14
+    check_resumed(results["endless resumed"], whole, 14)
 
 
 @pytest.mark.parametrize("world", ["1", "2"])
