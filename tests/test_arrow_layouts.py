@@ -25,6 +25,13 @@ parquet = pytest.importorskip("pyarrow.parquet")
 pytestmark = pytest.mark.timeout(120)
 MADE = Path(__file__).parent / "data" / "arrow"  # by make_arrow_files.py beside it
 LONG = "a text of more than twelve bytes"
+BY_RUST = [
+    {"id": 0, "text": "a", "tags": ["a", LONG]},
+    {"id": 1, "text": None, "tags": []},
+    {"id": 2, "text": "ö", "tags": None},
+    {"id": 3, "text": LONG, "tags": [""]},
+    {"id": 4, "text": "", "tags": ["b"]},
+]
 NEW = pytest.mark.parametrize("new", [ipc.new_stream, ipc.new_file], ids=["stream", "file"])
 
 
@@ -127,11 +134,6 @@ def numbered(start: int = 0, stop: int = 20) -> Any:
     return pa.record_batch({"id": ids, "text": [f"t{i} ö" if i % 5 else None for i in ids]})
 
 
-def rows_of(start: int = 0, stop: int = 20) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = numbered(start, stop).to_pylist()
-    return rows
-
-
 # --- read as pyarrow has it -----------------------------------------------------------------------
 
 
@@ -141,15 +143,8 @@ def rows_of(start: int = 0, stop: int = 20) -> list[dict[str, Any]]:
 )
 def test_files_by_writers_in_rust_are_read(name: str, tmp_path: Path) -> None:
     """A schema without marker and length, padding before the first message, views of text."""
-    assert Everywhere(
-        tmp_path, (MADE / name).read_bytes(), f".{name.rpartition('.')[2]}"
-    ).rows() == [
-        {"id": 0, "text": "a", "tags": ["a", LONG]},
-        {"id": 1, "text": None, "tags": []},
-        {"id": 2, "text": "ö", "tags": None},
-        {"id": 3, "text": LONG, "tags": [""]},
-        {"id": 4, "text": "", "tags": ["b"]},
-    ]
+    extension = f".{name.rpartition('.')[2]}"
+    assert Everywhere(tmp_path, (MADE / name).read_bytes(), extension).rows() == BY_RUST
 
 
 @NEW
@@ -220,14 +215,11 @@ def test_views_are_read(new: Any, compression: str | None, tmp_path: Path) -> No
     assert rows == [{name: kinds[name][1][i % 3] for name in kinds} for i in range(18)]
 
 
-def test_views_are_read_from_parquet(tmp_path: Path) -> None:
-    table = pa.table({name: pa.array(values * 3, kind) for name, (kind, values) in NESTED.items()})
-    sink = BytesIO()
-    parquet.write_table(table, sink)
-    stored = parquet.ParquetFile(BytesIO(sink.getvalue())).schema_arrow
-    assert stored.field("texts").type == pa.list_(pa.field("element", pa.string_view()))
-    file = Everywhere(tmp_path, sink.getvalue(), ".parquet")
-    assert file.rows() == [{name: NESTED[name][1][i % 3] for name in NESTED} for i in range(9)]
+def test_views_inside_lists_are_read_from_parquet(tmp_path: Path) -> None:
+    content = (MADE / "arrow-rs.parquet").read_bytes()
+    kinds = parquet.ParquetFile(BytesIO(content)).schema_arrow
+    assert kinds.field("tags").type.value_type == pa.string_view()
+    assert Everywhere(tmp_path, content, ".parquet").rows() == BY_RUST
 
 
 @NEW
@@ -264,7 +256,7 @@ def test_structs_without_fields_are_left_out_of_parquet(tmp_path: Path) -> None:
     content = content.replace(root, root[:-1] + b"\x06").replace(group, group[:-1] + b"\x00")
     assert parquet.ParquetFile(BytesIO(content)).schema_arrow.field("s").type == pa.struct([])
     expected = [{"id": 1, "x": 7}, {"id": 2, "x": 8}]
-    assert parquet.read_table(BytesIO(content)).to_pylist() == expected
+    assert parquet.ParquetFile(BytesIO(content)).read().to_pylist() == expected
     assert Everywhere(tmp_path, content, ".parquet").rows() == expected
 
 
@@ -388,3 +380,66 @@ def test_an_offset_that_leads_elsewhere_is_a_bad_record(
             reader.read(np.arange(4))
         if name == "text":
             assert reader.read(np.array([3, 0])) == [{"c": "dddd"}, {"c": "aaaa"}]
+
+
+def numbered_row(i: int) -> dict[str, Any]:
+    return {"id": i, "text": f"t{i} ö" if i % 5 else None}
+
+
+def test_shards_of_any_datasets_are_read_in_one_call(tmp_path: Path) -> None:
+    """Compressed ones, too, and with batches of no rows between others."""
+    readers = []
+    for number in range(4):
+        start = 100 * number
+        batches = [numbered(start, start + 7), numbered(0, 0), numbered(start + 7, start + 20)]
+        compression = "lz4" if number == 3 else None
+        path = tmp_path / f"{number}.arrow"
+        path.write_bytes(write(*batches, numbered(0, 0), compression=compression))
+        readers.append(Dataset.from_path(f"d{number}", path).open(0))
+    assert len({reader.group_kind for reader in readers}) == 1
+    group = readers[0].group_kind.make(9)
+    for number, reader in enumerate(readers):
+        group.add(2 * number, reader)
+    order = np.random.default_rng(0).permutation(np.repeat(np.arange(80), 2))
+    read = group.read(2 * (order // 20), order % 20)
+    assert read == [numbered_row(100 * (i // 20) + i % 20) for i in order.tolist()]
+    assert group.read(np.empty(0, np.int64), np.empty(0, np.int64)) == []
+    group.remove(2)
+    readers[1].close()
+    read = group.read(np.array([6, 0, 4]), np.array([19, 6, 7]))
+    assert read == [numbered_row(319), numbered_row(6), numbered_row(207)]
+    for shard, sample in ((2, 0), (0, 20), (0, -1), (1, 0)):
+        with pytest.raises(IndexError):
+            group.read(np.array([6, shard]), np.array([0, sample]))
+    with pytest.raises(DatasetError, match="closed"):
+        readers[1].read(np.array([0]))
+    for reader in (readers[0], *readers[2:]):
+        reader.close()
+
+
+def test_a_file_that_is_cut_short_while_it_is_open_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "x.arrow"
+    path.write_bytes(write(numbered(0, 5000)))
+    with closing(Dataset.from_path("a", path).open(0)) as reader:
+        assert reader.read(np.array([4999])) == [numbered_row(4999)]
+        with path.open("r+b") as file:
+            file.truncate(100)
+        with pytest.raises(DatasetError, match="cut short"):
+            reader.read(np.array([4999]))
+
+
+def test_an_index_of_today_is_what_it_was(tmp_path: Path, memory: Any) -> None:
+    """Where each message of a remote stream starts, then its size, as versions before wrote it."""
+    content = write(numbered(0, 7), numbered(7, 20))
+    source, starts = pa.BufferReader(content), []
+    messages = ipc.MessageReader.open_stream(source)
+    for _ in range(3):
+        starts.append(source.tell())
+        messages.read_next_message()
+    memory.pipe("/i/x.arrow", content)
+    dataset = Dataset.from_path("a", "memory://i")
+    (sidecar,) = (tmp_path / "cache").glob("*.zidx")
+    expected = np.array([*starts, len(content)], "<i8").tobytes()
+    assert sidecar.read_bytes().endswith(expected)
+    sidecar.unlink()
+    assert list(dataset) == [numbered_row(i) for i in range(20)]
