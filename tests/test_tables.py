@@ -327,7 +327,17 @@ def test_text_that_is_no_utf8_is_a_bad_record(extension: str, write: Write, tmp_
 
 def test_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("zephon_torch.io.formats.")]:
-        if name.rpartition(".")[2] in ("parquet", "arrow", "libarrow", "table", "arrow_types"):
+        if name.rpartition(".")[2] in (
+            "parquet",
+            "libarrow",
+            "table",
+            "table_rows",
+            "arrow",
+            "arrow_batches",
+            "arrow_input",
+            "arrow_places",
+            "arrow_types",
+        ):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     for name in ("parquet", "arrow"):
