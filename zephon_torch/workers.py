@@ -20,7 +20,8 @@ from typing import Any
 import torch
 import torch.utils.data
 
-from zephon_torch.errors import WorkerError
+from zephon_torch.errors import DatasetError, WorkerError
+from zephon_torch.io.dataset import Dataset
 from zephon_torch.nodes.made import Made
 from zephon_torch.nodes.pipeline import Pipeline
 from zephon_torch.nodes.window import Windows
@@ -145,14 +146,23 @@ class WorkerEngine:
 
     def died(self, error: Exception) -> WorkerError:
         """What to raise after a worker's death; a later run starts new processes."""
+        by_bus_error = self._bus_error()
         self.close()
+        why = "it may have run out of memory, been killed, or failed on its way (then it wrote why "
+        why += "on stderr)"
+        if by_bus_error and (change := _changed_file(self._pipeline.fetcher.datasets)):
+            why = f"a file was cut short or written over while the worker read it ({change})"
         told = WorkerError(
-            f"a worker process died ({error}): it may have run out of memory, been killed, or "
-            "failed on its way (then it wrote why on stderr). Start a new iterator; a saved state "
-            "goes on at the next sample"
+            f"a worker process died ({error}): {why}. Start a new iterator; a saved state goes on "
+            "at the next sample"
         )
         told.__cause__ = error
         return told
+
+    def _bus_error(self) -> bool:
+        """Whether a worker died of a map whose file ends before the place that it touched."""
+        workers = getattr(self._running(), "_workers", ())
+        return any(worker.exitcode == -signal.SIGBUS for worker in workers)
 
     def _running(self) -> Any:
         """The iterator of torch, if anybody holds it."""
@@ -191,6 +201,18 @@ def _interrupts_held() -> Iterator[None]:
 
 def _tells_of_death(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and str(error).startswith(_WORKER_DIED)
+
+
+def _changed_file(datasets: Sequence[Dataset]) -> DatasetError | None:
+    """The first local file that is not as it was; workers map such."""
+    for dataset in datasets:
+        for shard in range(dataset.num_shards):
+            try:
+                if dataset.remote_file(shard) is None:
+                    dataset.check_unchanged(shard)
+            except DatasetError as error:
+                return error
+    return None
 
 
 class _WorkerRun:
