@@ -16,8 +16,8 @@ import zstandard
 from format_files import mds_folder
 
 from zephon_torch import DataLoader
-from zephon_torch.errors import DatasetError, RecordError
-from zephon_torch.io import Dataset, decoded, unpacked, whole
+from zephon_torch.errors import DatasetError, RecordError, WorkerError
+from zephon_torch.io import Dataset, decoded, ranges, unpacked, whole
 from zephon_torch.io.recent import Recent
 
 pytestmark = pytest.mark.timeout(120)
@@ -192,3 +192,28 @@ def test_any_bit_of_a_compressed_mds_shard(
                 num_refused += 1
         rot(path, at, at % 8)
     assert num_refused > num_bytes
+
+
+def cuts(path: Path) -> Callable[[Any], Any]:
+    def transform(sample: Any) -> Any:
+        os.truncate(path, 0)
+        return sample
+
+    return transform
+
+
+def test_a_worker_that_a_cut_file_kills_is_told_with_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch alone says that shared memory may be short."""
+    monkeypatch.setattr(ranges, "_SIZES_TRUSTED_SECONDS", 1e9)  # it comes between check and touch
+    for name in "ab":
+        np.save(tmp_path / f"{name}.npy", np.zeros((20_000, 64), np.uint16))
+    path, dataset = tmp_path / "b.npy", Dataset.from_path("a", tmp_path)
+    options: Any = {"num_workers": 1, "multiprocessing_context": "fork", "transform": cuts(path)}
+    told = rf"(?s)worker process died .* cut short or .*'{path}' changed since .* 0 now"
+    with (
+        DataLoader(dataset, 8, shuffle=True, **options) as loader,
+        pytest.raises(WorkerError, match=told),
+    ):
+        list(loader)

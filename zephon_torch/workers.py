@@ -18,7 +18,8 @@ from typing import Any
 import torch
 import torch.utils.data
 
-from zephon_torch.errors import WorkerError
+from zephon_torch.errors import DatasetError, WorkerError
+from zephon_torch.io.dataset import Dataset
 from zephon_torch.leash import GRACE_SECONDS, Leash, signals_held, start_helpers
 from zephon_torch.nodes.made import Made
 from zephon_torch.nodes.pipeline import Pipeline
@@ -163,14 +164,28 @@ class WorkerEngine:
 
     def died(self, error: Exception) -> WorkerError:
         """What to raise after a worker's death; a later run starts new processes."""
+        by_bus_error = self._bus_error()
         self.close()
-        why = cannot_import(self._sent(), self._options.multiprocessing_context) or (
-            "it may have run out of memory, been killed, or failed on its way (then it wrote why "
-            "on stderr). Start a new iterator; a saved state goes on at the next sample"
-        )
-        told = WorkerError(f"a worker process died ({error}): {why}")
+        told = WorkerError(f"a worker process died ({error}): {self._cause(by_bus_error)}")
         told.__cause__ = error
         return told
+
+    def _cause(self, by_bus_error: bool) -> str:
+        """Why a worker died, as far as can be known, and what to do."""
+        go_on = "Start a new iterator; a saved state goes on at the next sample"
+        if by_bus_error and (change := _changed_file(self._pipeline.fetcher.datasets)):
+            return (
+                f"a file was cut short or written over while the worker read it ({change}). {go_on}"
+            )
+        return cannot_import(self._sent(), self._options.multiprocessing_context) or (
+            "it may have run out of memory, been killed, or failed on its way (then it wrote why "
+            f"on stderr). {go_on}"
+        )
+
+    def _bus_error(self) -> bool:
+        """Whether a worker died of a map whose file ends before the place that it touched."""
+        workers = getattr(self._running(), "_workers", ())
+        return any(worker.exitcode == -signal.SIGBUS for worker in workers)
 
     def _running(self) -> Any:
         """The iterator of torch, if anybody holds it."""
@@ -205,6 +220,18 @@ class WorkerEngine:
 
 def _tells_of_death(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and str(error).startswith(_WORKER_DIED)
+
+
+def _changed_file(datasets: Sequence[Dataset]) -> DatasetError | None:
+    """The first local file that is not as it was; workers map such."""
+    for dataset in datasets:
+        for shard in range(dataset.num_shards):
+            try:
+                if dataset.remote_file(shard) is None:
+                    dataset.check_unchanged(shard)
+            except DatasetError as error:
+                return error
+    return None
 
 
 class _WorkerRun:
