@@ -564,10 +564,17 @@ def test_a_trainer_ends_within_seconds_whatever_its_store_does() -> None:
     """It stalls, while a thread or worker processes read ahead, all on one core."""
     pytest.importorskip("aiohttp")
     with WebStore() as store:
-        store.files["/x.jsonl"] = b"".join(b'{"id": %d}\n' % i for i in range(100_000))
+        content = b"".join(b'{"id": %d}\n' % i for i in range(100_000))
+        store.files = {"/0.jsonl": content, "/2.jsonl": content}
+        # the file is counted, then the first window is read, by each worker if there are any
+        answered = {"/0.jsonl": 2, "/2.jsonl": 3}
+        store.fault = lambda method, path, count: (
+            "stall" if store.num_asked("GET", path) > answered[path] else None
+        )
         processes = [
             subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-c", STALLS, f"{store.url}/x.jsonl", workers],
+                [sys.executable, "-W", "ignore", "-c", STALLS, f"{store.url}/{workers}.jsonl",
+                 workers],
                 env=environment(), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE, start_new_session=True,
             )
@@ -577,7 +584,8 @@ def test_a_trainer_ends_within_seconds_whatever_its_store_does() -> None:
             for process in processes:
                 assert process.stdout is not None
                 assert process.stdout.readline() == "[0, 1, 2, 3]\n"
-            store.fault = lambda method, path, count: "stall"
+            for path, number in answered.items():
+                wait_until(lambda p=path, n=number: store.num_asked("GET", p) > n)  # type: ignore[misc]
             for process in processes:
                 begun = time.monotonic()
                 output, errors = process.communicate("go on\n", timeout=30)
