@@ -550,8 +550,12 @@ from zephon_torch.io import Dataset
 def main():
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     dataset = Dataset.from_path("x", sys.argv[1])
-    loop = iter(DataLoader(dataset, 4, num_workers=int(sys.argv[2])))
+    is_inline = sys.argv[2] == "inline"
+    options = {"num_threads": 0} if is_inline else {"num_workers": int(sys.argv[2])}
+    loop = iter(DataLoader(dataset, 4, **options))
     print(next(loop)["id"].tolist(), flush=True)
+    while is_inline:
+        next(loop)
     sys.stdin.readline()
     return loop
 
@@ -564,25 +568,38 @@ def test_a_trainer_ends_within_seconds_whatever_its_store_does() -> None:
     """It stalls, while a thread or worker processes read ahead, all on one core."""
     pytest.importorskip("aiohttp")
     with WebStore() as store:
-        store.files["/x.jsonl"] = b"".join(b'{"id": %d}\n' % i for i in range(100_000))
+        content = b"".join(b'{"id": %d}\n' % i for i in range(100_000))
+        store.files = {"/0.jsonl": content, "/inline.jsonl": content, "/2.jsonl": content}
+        # the file is counted, then the first window is read, by each worker if there are any
+        answered = {"/0.jsonl": 2, "/inline.jsonl": 2, "/2.jsonl": 3}
+        store.fault = lambda method, path, count: (
+            "stall" if store.num_asked("GET", path) > answered[path] else None
+        )
         processes = [
             subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-c", STALLS, f"{store.url}/x.jsonl", workers],
+                [sys.executable, "-W", "ignore", "-c", STALLS, f"{store.url}/{workers}.jsonl",
+                 workers],
                 env=environment(), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE, start_new_session=True,
             )
-            for workers in "02"
+            for workers in ("0", "inline", "2")
         ]  # fmt: skip
         try:
             for process in processes:
                 assert process.stdout is not None
                 assert process.stdout.readline() == "[0, 1, 2, 3]\n"
-            store.fault = lambda method, path, count: "stall"
-            for process in processes:
+            for path, number in answered.items():
+                wait_until(lambda p=path, n=number: store.num_asked("GET", p) > n)  # type: ignore[misc]
+            for process, is_inline in zip(processes, (False, True, False), strict=True):
                 begun = time.monotonic()
+                if is_inline:
+                    process.send_signal(signal.SIGINT)
                 output, errors = process.communicate("go on\n", timeout=30)
-                assert (process.returncode, output, errors) == (0, "", "")
-                assert time.monotonic() - begun < 5
+                assert output == "" and time.monotonic() - begun < 5
+                if is_inline:
+                    assert errors.rstrip().endswith("KeyboardInterrupt")
+                else:
+                    assert (process.returncode, errors) == (0, "")
         finally:
             for process in processes:
                 stop(process)

@@ -443,27 +443,44 @@ def test_an_outage_is_told_after_one_read_with_its_tries(
         assert sorted(i for batch in [*seen, *loader] for i in batch) == list(range(320))
 
 
-@pytest.mark.parametrize("engine", [{}, {"num_threads": 2}, {"num_workers": 1}])
+@pytest.mark.parametrize(
+    "engine", [{}, {"num_threads": 2}, {"num_workers": 1}, {"cache_limit": "1MB"}]
+)
 def test_close_ends_requests_and_pauses(
-    store: WebStore, monkeypatch: pytest.MonkeyPatch, engine: dict[str, Any]
+    store: WebStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, engine: dict[str, Any]
 ) -> None:
     """The store is asked no more, whether it stalls or fails."""
     monkeypatch.setattr(retries, "DELAYS", (20.0,) * 4)
-    dataset = dataset_of(store)
+    for number in range(8):
+        store.files[f"/d/{number}.jsonl"] = lines(list(range(number * 40, number * 40 + 40)))
+    page = "".join(f'<a href="{number}.jsonl">x</a>' for number in range(8)).encode()
+    store.files |= {"/d": page, "/d/": page}
+    dataset = dataset_of(store, "/d/[0-7].jsonl")
     for fault in ("stall", "503"):
-        store.fault = lambda method, path, count: None
-        loader = DataLoader(dataset, 4, collate_fn=ids_of, prefetch_factor=2, **engine)
+        folder = {"cache_dir": tmp_path / fault} if "cache_limit" in engine else {}
+        store.fault = lambda method, path, count, fault=fault: (  # type: ignore[misc]
+            fault if path > "/d/2" and path != "/d/" and method == "GET" else None
+        )
+        loader = DataLoader(dataset, 4, collate_fn=ids_of, prefetch_factor=2, **engine, **folder)
         batches = iter(loader)
-        next(batches)
-        before = len(store.asked)
-        store.fault = lambda method, path, count, fault=fault: fault  # type: ignore[misc]
-        wait_until(lambda before=before: len(store.asked) > before)  # type: ignore[misc]
+        store.asked.clear()
+        assert [next(batches) for _ in range(8)][-1] == [28, 29, 30, 31]
+        caller = threading.Thread(target=list, args=(suppressed(batches),))
+        caller.start()
+        wait_until(lambda: any(path > "/d/2" for _, path in store.asked))
         begun = time.monotonic()
         loader.close()
         assert time.monotonic() - begun < 3
+        caller.join(5)
+        assert not caller.is_alive()
         asked = len(store.asked)
-        time.sleep(0.5)
+        time.sleep(0.3)
         assert len(store.asked) == asked
+
+
+def suppressed(batches: Iterator[Any]) -> Iterator[Any]:
+    with suppress(Exception):
+        yield from batches
 
 
 @pytest.mark.parametrize("tag", ["ETag", "Last-Modified"])

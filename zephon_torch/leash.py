@@ -64,8 +64,11 @@ class Leash:
 
     def kill(self) -> None:
         """Kill what is still there."""
-        for process in self._left():
+        left = self._left()
+        for process in left:
             process.kill()
+        for process in left:  # which takes no time, but for one that the kernel holds
+            wait([process.sentinel], EXIT_SECONDS)
 
     @contextmanager
     def killed_after(self, seconds: float) -> Iterator[None]:

@@ -147,9 +147,13 @@ class WorkerEngine:
         start_helpers(self._options.multiprocessing_context)
         self._leash = leash = Leash()
         self._beginning.reader = leash.reader
-        with signals_held():
-            iterator: Any = iter(loader)
-        leash.hold(iterator._workers)
+        try:
+            with signals_held():
+                iterator: Any = iter(loader)
+                leash.hold(iterator._workers)
+        except BaseException:
+            leash.let_go()  # of those that were started; nothing else would end them
+            raise
         return iterator
 
     def _sent(self) -> dict[str, Any]:
