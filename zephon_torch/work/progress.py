@@ -40,7 +40,8 @@ class Progress:
         delivered: samples of this epoch handed over so far, over all ranks.
         lanes: sub-streams of the delivery order.
         fingerprint: of the plan, 64 hexadecimal digits.
-        description: JSON text of the plan; empty where the state came as words.
+        description: JSON text of the plan, digests and sizes included; empty where the state came
+            as words.
         digests: of the parts of the plan; empty where the state came as a dict.
         sizes: datasets, shards and samples of the plan; empty likewise.
     """

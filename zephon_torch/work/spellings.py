@@ -36,7 +36,14 @@ _USUAL: dict[str, tuple[Any, ...]] = {
     "reshuffle_on_repeat": (True, False),
     "interleave": ("balanced", "shuffle"),
 }
-_UNREADABLE = (ValueError, TypeError, AttributeError, LookupError, RecursionError)
+_UNREADABLE = (
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    ArithmeticError,
+    RecursionError,
+)
 
 
 def is_same_plan(identity: PlanIdentity, fingerprint: str, description: str = "") -> bool:
