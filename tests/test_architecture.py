@@ -24,7 +24,7 @@ MAX_LINES = 400
 
 # Layers from the bottom up; a file imports only from its own layer and from those before it.
 LAYERS = [
-    ("foundation", ["errors.py", "version.py", "checks.py", "extras.py", "forks.py"]),
+    ("foundation", ["errors.py", "version.py", "checks.py", "extras.py", "forks.py", "forgotten.py", "skipping.py"]),
     ("arithmetic", ["arithmetic/"]),
     ("io", ["io/"]),
     ("work", ["work/"]),
@@ -32,18 +32,7 @@ LAYERS = [
     ("splitter", ["work/splitter.py"]),
     ("nodes", ["nodes/"]),
     ("engine", ["sending.py", "ring.py", "worker_side.py", "workers.py", "engine.py", "ahead.py"]),
-    (
-        "its parts",
-        [
-            "forgotten.py",
-            "skipping.py",
-            "arguments.py",
-            "caching.py",
-            "adopt.py",
-            "cursor.py",
-            "prepared.py",
-        ],
-    ),
+    ("its parts", ["arguments.py", "caching.py", "adopt.py", "cursor.py", "prepared.py"]),
     ("loader", ["iteration.py", "loader.py"]),
     (
         "around it",
