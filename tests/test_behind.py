@@ -157,7 +157,8 @@ def test_deeper_wrappers_carry_the_state_with_each_batch() -> None:
 
     for batch_number in (0, 4, STEPS - 2, STEPS - 1):
         loader, used = make(), []
-        for batch, state in deep(with_states(loader), 5):
+        for batch, saved in deep(with_states(loader), 5):
+            state = saved
             used.append(ids(batch))
             if len(used) == batch_number + 1:
                 break

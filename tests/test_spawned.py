@@ -10,6 +10,7 @@ import json
 import pickle
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,7 @@ def test_they_deliver_there_what_they_deliver_here(found: Path) -> None:
     results = json.loads((found / "found.json").read_text())
     assert len(results) == 2 * len(ENGINES) * 2 * 2
     for name, result in results.items():
-        assert sorted(sum(result["seen"], [])) == list(range(TOTAL)), name
+        assert sorted(chain(*result["seen"])) == list(range(TOTAL)), name
         if name.startswith("list"):
             assert result["seen"] == epoch(), name
 
@@ -132,7 +133,7 @@ def test_ranks_share_what_their_parent_made_alone(found: Path) -> None:
     ranks = [json.loads((found / f"{rank}.json").read_text()) for rank in range(2)]
     seen = [rank["seen"] for rank in ranks]
     assert [len(batches) for batches in seen] == [TOTAL // SIZE // 2] * 2
-    assert sorted(sum(seen[0] + seen[1], [])) == list(range(TOTAL))
+    assert sorted(chain(*seen[0], *seen[1])) == list(range(TOTAL))
     assert [rank["state"] for rank in ranks] == [[1, 0], [1, 0]]
 
 

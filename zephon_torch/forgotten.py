@@ -1,9 +1,9 @@
 """States that Lightning's Trainer has read from a checkpoint and does not load.
 
 Its fit loop loads the states of its loaders when it is set up. A scheduler that asks for
-``trainer.estimated_stepping_batches``, as OneCycleLR needs it, sets the loop up while optimizers are
-configured, before the checkpoint's loops are read; the states then wait in the loop for ever. They
-are loaded here, at the first batch, which the loop itself asks for.
+``trainer.estimated_stepping_batches``, as OneCycleLR needs it, sets the loop up while optimizers
+are configured, before the checkpoint's loops are read; the states then wait in the loop for ever.
+They are loaded here, at the first batch, which the loop itself asks for.
 Contract: ``_FitLoop._load_combined_loader_states`` of lightning 2.5 and 2.6. Public report:
 Lightning-AI/pytorch-lightning#20550.
 """

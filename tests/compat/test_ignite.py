@@ -1,4 +1,4 @@
-"""Under ignite's Engine: exact resume at any iteration; its DeterministicEngine refuses the loader."""
+"""Under ignite's Engine: exact resume at any iteration; DeterministicEngine refuses the loader."""
 
 from __future__ import annotations
 

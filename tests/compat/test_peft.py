@@ -70,7 +70,6 @@ def test_a_bound_model_that_gets_adapters_is_told_when_it_is_saved(tmp_path: Pat
 @pytest.mark.skipif(not installed("transformers"), reason="transformers is not installed")
 def test_prompts_leave_the_base_model_as_it_is_and_are_told_too(tmp_path: Path) -> None:
     from peft import PromptTuningConfig, get_peft_model
-
     from transformers import LlamaConfig, LlamaModel
 
     sizes = dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size"), 8)

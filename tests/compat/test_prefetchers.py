@@ -93,8 +93,9 @@ def check_kills(wrap: Any) -> None:
         for kill in range(1, 2 * STEPS, every):
             loader = make(num_workers)
             seen, state = [], None
-            for batch, state in used_batches(wrap(loader), loader):
+            for batch, saved in used_batches(wrap(loader), loader):
                 seen.append(batch)
+                state = saved
                 if len(seen) == kill:
                     break
             loader.close()
