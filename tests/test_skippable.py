@@ -241,3 +241,22 @@ def test_to_skip_nothing_of_a_restored_epoch_warns_as_not_to_skip() -> None:
     loader.load_state_dict(loader.state_dict() | {"delivered": 8})
     with pytest.warns(UserWarning, match="nobody skipped them"):
         assert batches(rest_of(Skippable(loader), 0)) == EPOCH[2:]
+
+
+def test_what_is_set_on_it_is_set_on_the_loader() -> None:
+    class Scaled:
+        scale = 1
+
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, number: int) -> int:
+            return number * self.scale
+
+    skippable: Any = Skippable(DataLoader(Scaled(), 4))
+    skippable.dataset.scale = 10
+    assert skippable.dataset.scale == 10
+    skippable.collate_fn = sum
+    assert list(skippable) == list(rest_of(skippable, 0)) == [60, 220]
+    with pytest.raises(ConfigurationError, match="batch_size cannot be set"):
+        skippable.batch_size = 2

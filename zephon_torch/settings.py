@@ -38,6 +38,11 @@ _FIXED = _FIXED_BY_TORCH | {
 }  # fmt: skip
 
 
+def is_setting(name: str) -> bool:
+    """Whether an attribute says how or which batches are made: setting it must not be lost."""
+    return name in _OF_THE_ENGINE or name in _FIXED or name in _NEVER_TAKEN
+
+
 def check_setting(loader: TorchFace, name: str, value: Any) -> bool:
     """Whether an attribute that is about to be set changes how the next loop makes its batches.
 

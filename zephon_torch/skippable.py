@@ -23,6 +23,7 @@ import torch.utils.data
 from zephon_torch.errors import StateError
 from zephon_torch.loader import DataLoader
 from zephon_torch.sending import PrivateGenerator
+from zephon_torch.settings import is_setting
 
 
 class Skippable(torch.utils.data.DataLoader[Any]):
@@ -48,6 +49,7 @@ class Skippable(torch.utils.data.DataLoader[Any]):
     """
 
     use_stateful_dataloader = True  # Accelerate saves the state of such a loader
+    _is_made = False
 
     def __init__(self, loader: DataLoader) -> None:
         self.loader = loader
@@ -57,6 +59,13 @@ class Skippable(torch.utils.data.DataLoader[Any]):
             collate_fn=_as_it_is,
             generator=PrivateGenerator(),  # iter() draws from the global one otherwise
         )
+        self._is_made = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self._is_made and is_setting(name):
+            setattr(self.loader, name, value)
+        else:
+            super().__setattr__(name, value)
 
     def __iter__(self) -> Any:
         return _unskipped(self.loader)
@@ -123,10 +132,18 @@ class _Batches(torch.utils.data.Dataset[Any]):
     """The loader's batches by step: the first that is asked for, and those that follow it."""
 
     def __init__(self, loader: DataLoader) -> None:
-        self._loader = loader
+        self.__dict__["_loader"] = loader  # anything else belongs to the dataset behind
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_loader":
+            raise AttributeError(name)
+        return getattr(self._loader.dataset, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._loader.dataset, name, value)
 
     def __len__(self) -> int:
-        return len(self._loader.dataset)  # type: ignore[arg-type]
+        return len(self._loader.dataset)
 
     def __getitems__(self, step: _Step) -> Any:
         return step.rest.batch(step.number)

@@ -7,6 +7,7 @@ code there is for that (small tensors go a shorter way, see ``sending.py``, and 
 
 from __future__ import annotations
 
+import signal
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
