@@ -13,7 +13,7 @@ import torch
 from zephon_torch.ahead import Ahead
 from zephon_torch.arithmetic.permutation import text_key
 from zephon_torch.engine import Run
-from zephon_torch.errors import StaleIteratorError
+from zephon_torch.errors import StaleIteratorError, StorageError
 from zephon_torch.forgotten import load_forgotten_state
 from zephon_torch.loop_checks import LoopChecks
 from zephon_torch.nodes.made import Made
@@ -103,10 +103,15 @@ class Iteration(Iterator[Any]):
         return self._run
 
     def _fail(self, item: WorkItem | None, error: Exception) -> NoReturn:
-        """Raise the error that came in the place of a batch."""
-        if item is not None:
-            self._place = item.epoch, item.stop
-        self._is_cut = False
+        """Raise the error that came in the place of a batch.
+
+        The next call goes on behind the batch; after an error of the storage it tries the batch
+        again, with a new run: nothing is wrong with the data.
+        """
+        if not isinstance(error, StorageError):
+            self._is_cut = False
+            if item is not None:
+                self._place = item.epoch, item.stop
         try:
             raise error
         finally:
