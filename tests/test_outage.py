@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,7 @@ def test_no_batch_is_lost_by_an_outage(
             whole = [batch["id"].tolist() for batch in loader]
             for at in (0, 1, 5):
                 iterator, seen = iter(loader), []
-                for _ in range(at):
-                    seen.append(next(iterator)["id"].tolist())
+                seen += [batch["id"].tolist() for batch in islice(iterator, at)]
                 store.fault = lambda method, path, count: "503" if method == "GET" else None
                 # what was read before the outage still comes
                 while True:
@@ -48,4 +48,4 @@ def test_no_batch_is_lost_by_an_outage(
                 assert seen == [
                     expected.batch(step, epoch=epoch)["id"].tolist() for step in range(10)
                 ]
-            assert sorted(sum(seen, start=[])) == sorted(sum(whole, start=[])) == list(range(40))
+            assert sorted(chain(*seen)) == sorted(chain(*whole)) == list(range(40))
