@@ -99,7 +99,11 @@ def make_rows(names: Sequence[str], wanted: Iterable[_Wanted]) -> list[dict[str,
             else:
                 for row in rows:
                     cells += column.slice(row, 1).to_pylist()
-    return [dict(zip(names, row, strict=True)) for row in zip(*made, strict=True)]
+    samples: list[dict[str, Any]] = [{} for _ in made[0]]
+    for name, column in zip(names, made, strict=True):
+        for sample, cell in zip(samples, column, strict=True):
+            sample[name] = cell
+    return samples
 
 
 def _validate(group: Group, rows: list[int]) -> None:
