@@ -428,3 +428,32 @@ def test_bar_appears_only_after_a_second(
         advance(60)
     captured = capsys.readouterr()
     assert "indexing 'a': 100%" in captured.err and captured.out == ""
+
+
+# --- names that lead elsewhere --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_beside", [True, False])
+def test_a_link_in_the_place_of_a_sidecar_is_replaced_not_followed(
+    shard: Path, cache: Path, is_beside: bool
+) -> None:
+    victim = shard.with_name("victim.txt")
+    victim.write_text("precious")
+    paths = [Path(path) for path in index.sidecar_paths(stored(shard))]
+    if not is_beside:
+        paths[0].mkdir()  # the folder takes none
+        cache.mkdir()
+    place = paths[not is_beside]
+    place.symlink_to(victim)
+    with pytest.warns(StaleIndexWarning, match="is not an index of this package|has only 8 bytes"):
+        assert len(Dataset.from_path("a", shard)) == 3
+    assert victim.read_text() == "precious"
+    assert not place.is_symlink() and place.stat().st_size > 64
+
+
+def test_a_cache_folder_that_is_made_is_private(shard: Path, cache: Path) -> None:
+    Path(next(index.sidecar_paths(stored(shard)))).mkdir()
+    assert len(Dataset.from_path("a", shard)) == 3
+    assert cache.stat().st_mode & 0o777 == 0o700
+    (sidecar,) = cache.iterdir()
+    assert sidecar.stat().st_size > 64
