@@ -318,9 +318,7 @@ class Sized:
 )
 @pytest.mark.parametrize("make", [Dataset.from_torch, Dataset.from_samples])
 def test_lengths_that_cannot_be_are_refused(make: Callable[..., Dataset], length: Any) -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"(length of )?dataset 'web'.*(length|is \d+: exp)"
-    ):
+    with pytest.raises(ConfigurationError, match=r"length of dataset 'web' is .*: expected an int"):
         make("web", Sized(length))
     with pytest.raises(ConfigurationError, match="length"):
         DataLoader(Sized(length))

@@ -164,20 +164,27 @@ def test_a_transform_that_returns_none_is_told_how_to_filter(
     with DataLoader(dataset, batch_size=4, **options) as loader:
         batches = iter(loader)
         next(batches)
-        told = rf"gave None for dataset 'web', shard {tmp_path}/a.jsonl, record 5\. .*on_error=\"sk"
+        told = rf"transform returned None for dataset 'web', shard {tmp_path}/a.jsonl, record 5: "
+        told += r'.*on_error="skip"'
         with pytest.raises(WorkerError, match=told):
             next(batches)
 
 
-def test_a_dataset_that_returns_none_is_told_likewise() -> None:
-    with pytest.raises(WorkerError, match=r"the dataset gave None for dataset 'dataset', .* 1\."):
+def test_a_dataset_that_returns_none_is_torchs_error_with_the_record() -> None:
+    with pytest.raises(RuntimeError, match="NoneType") as caught:
         list(DataLoader([1, None, 3], batch_size=3))
+    assert any("is None, dataset 'dataset', shard dataset[0], record 1: " in note
+               for note in caught.value.__notes__)  # fmt: skip
+    assert list(DataLoader(["a", None], batch_size=2)) == [["a", None]]  # as from torch
 
 
 def test_none_first_or_alone_is_told_too() -> None:
+    def as_it_is(sample: Any) -> Any:
+        return sample
+
     for samples in ([None, 1], [None], [None, None], ["a", None], [None, "a"], [None, {"x": 1}]):
-        with pytest.raises(WorkerError, match="gave None"):
-            list(DataLoader(samples, batch_size=2))
+        with pytest.raises(WorkerError, match="transform returned None"):
+            list(DataLoader(samples, batch_size=2, transform=as_it_is))
 
 
 def test_a_collate_fn_may_get_none() -> None:

@@ -216,7 +216,6 @@ DATASETS: dict[str, Callable[[], Any]] = {
     "a text file's lines": lambda: ["a", "b"],
     "says too few": lambda: Lying(5),
     "says too many": lambda: Lying(9),
-    "says less than nothing": lambda: Lying(-1),
     "cannot say": lambda: Lying(ValueError("no length today")),
     "a TensorDataset": lambda: torch.utils.data.TensorDataset(torch.arange(5), torch.ones(5)),
     "a Subset": lambda: torch.utils.data.Subset(Numbers(), [3, 1, 1]),  # type: ignore[arg-type]

@@ -20,10 +20,11 @@ from typing import Any, NoReturn
 import numpy as np
 
 from zephon_torch.errors import ConfigurationError, DatasetError, ZephonError
-from zephon_torch.io.dataset import Dataset, describe_bytes, plural
+from zephon_torch.io.dataset import Dataset
 from zephon_torch.io.discovery import count_samples, find_shards
 from zephon_torch.io.formats import FORMATS, make_options, without_pickles
 from zephon_torch.io.indexing import count_in_processes
+from zephon_torch.io.wording import describe_bytes, plural
 from zephon_torch.version import __version__
 
 _MAX_LINE = 400

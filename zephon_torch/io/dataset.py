@@ -31,11 +31,11 @@ from zephon_torch.io.map_style import check_sizes, length_of
 from zephon_torch.io.options import StorageOptions
 from zephon_torch.io.shards import Shard, ShardTable
 from zephon_torch.io.split import PartContent, PartReader, split
+from zephon_torch.io.wording import describe_bytes, plural
 
 __all__ = ["Dataset", "Reader", "Samples", "Shard", "samples_of"]
 
 _ITERATION_STEP = 256
-_UNITS = ("kB", "MB", "GB", "TB", "PB", "EB")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -391,16 +391,3 @@ def _naming(name: str) -> Iterator[None]:
 def _check_name(name: str) -> None:
     if not isinstance(name, str) or not name:
         raise ConfigurationError(f"a dataset's name must be a str, not empty, got {name!r}")
-
-
-def plural(number: int, word: str) -> str:
-    """Return a number with its noun."""
-    return f"{number:,} {word}{'' if number == 1 else 's'}"
-
-
-def describe_bytes(num_bytes: int) -> str:
-    """Return a size in its unit."""
-    if num_bytes < 1000:
-        return f"{num_bytes} bytes"
-    power = min((len(str(num_bytes)) - 1) // 3, len(_UNITS))
-    return f"{num_bytes / 1000**power:.1f} {_UNITS[power - 1]}"

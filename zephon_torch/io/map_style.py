@@ -28,8 +28,8 @@ def length_of(name: str, samples: Any) -> int:
     iterable = getattr(torch_data, "IterableDataset", ())
     if hasattr(samples, "__getitem__") and not isinstance(samples, iterable):
         try:
-            length = len(samples)
-        except (TypeError, NotImplementedError, ValueError, OverflowError) as error:
+            length = _said_length(samples)
+        except (TypeError, NotImplementedError) as error:
             reason = f"its length is not known ({error})"
         else:
             return checks.integer(
@@ -42,6 +42,12 @@ def length_of(name: str, samples: Any) -> int:
         f"{reason}. Exact order and resume need random access: put the samples into a list or into "
         "files (Dataset.from_path)"
     )
+
+
+def _said_length(samples: Any) -> Any:
+    """What ``__len__`` returns: ``len()`` refuses some of it in words of its own."""
+    ask = getattr(type(samples), "__len__", None)
+    return len(samples) if ask is None else ask(samples)
 
 
 def check_sizes(name: str, shard_sizes: Any, length: int) -> npt.NDArray[np.int64]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from types import NoneType
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,18 +16,6 @@ from zephon_torch.io.map_style import came_as_one
 from zephon_torch.work.plan import Pointers
 
 _PROVENANCE = "provenance"
-
-
-class NoSample(Exception):
-    """A None among samples that torch's default_collate is to join; the pipeline names its record.
-
-    Attributes:
-        place: of the None in its batch.
-    """
-
-    def __init__(self, place: int) -> None:
-        super().__init__(place)
-        self.place = place
 
 
 class Pointed(Protocol):
@@ -68,7 +55,6 @@ class Collate:
             DatasetError: samples with different keys, or rows of whole and of other numbers, and
                 no collate_fn.
             ConfigurationError: provenance, and samples that are no dicts.
-            NoSample: one of the samples is None, and no collate_fn.
             WorkerError: the collate_fn raised StopIteration, or made something that provenance
                 cannot be added to.
         """
@@ -102,12 +88,9 @@ class Collate:
             ) from error
 
     def _joined(self, samples: list[Any], source: Pointed) -> Any:
-        if isinstance(samples[0], str | bytes):  # torch takes a list of these as it is
-            _refuse_none(samples)
         try:
             return default_collate(samples)
         except Exception as error:
-            _refuse_none(samples)
             numbers = source.pointers.dataset.tolist()
             names = sorted({repr(self.names[number]) for number in numbers})
             error.add_note(
@@ -123,7 +106,6 @@ class Collate:
         for i, sample in enumerate(samples):
             if isinstance(sample, Mapping) and sample.keys() == first.keys():
                 continue
-            _refuse_none(samples)
             pointers = source.pointers
             has = sorted(map(str, sample)) if isinstance(sample, Mapping) else type(sample).__name__
             raise DatasetError(
@@ -147,12 +129,6 @@ class Collate:
                     f"{self.names[pointers.dataset[i]]!r} {row.dtype}. Give a transform that makes "
                     "them alike, or a collate_fn"
                 )
-
-
-def _refuse_none(samples: Sequence[Any]) -> None:
-    kinds = list(map(type, samples))  # no loop in Python: this runs for each batch of texts
-    if NoneType in kinds:
-        raise NoSample(kinds.index(NoneType)) from None
 
 
 def _as_one(samples: Any) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from zephon_torch.io.copies import ShardCopies
 from zephon_torch.io.dataset import Samples, samples_of
 from zephon_torch.io.formats.mapped_rows import PlacedRows
 from zephon_torch.io.map_style import came_as_one
-from zephon_torch.nodes.batch import Collate, NoSample, Pointed
+from zephon_torch.nodes.batch import Collate, Pointed
 from zephon_torch.nodes.fetch import ROWS, Fetcher
 from zephon_torch.nodes.made import Made, Mended
 from zephon_torch.nodes.tolerate import OnError, Tolerance
@@ -145,16 +146,38 @@ class Pipeline:
 
     def _collate(self, samples: Samples, source: Pointed) -> Any:
         try:
-            return self.collate(samples, source)
-        except NoSample as error:
-            where = (int(column[error.place]) for column in source.pointers.arrays()[:3])
-            author = "the dataset" if self.transform is None else "transform, or the dataset,"
-            raise WorkerError(
-                f"{author} gave None for {self.fetcher.name(*where)}. Samples are not left out so: "
-                "the plan has counted each of them. Raise an exception for it and give "
-                'on_error="skip", which counts what it leaves out; or leave such records out of '
-                "the data; or give a collate_fn that takes None"
-            ) from None
+            batch = self.collate(samples, source)
+        except Exception as error:
+            self._explain_none(samples, source, error)
+            raise
+        if isinstance(samples[0], str | bytes):  # torch takes a list of texts with None in it
+            self._explain_none(samples, source)
+        return batch
+
+    def _explain_none(
+        self, samples: Samples, source: Pointed, error: Exception | None = None
+    ) -> None:
+        """Name the record of a None that torch's default_collate was to join.
+
+        Raises:
+            WorkerError: a transform returned it, to leave the sample out perhaps.
+        """
+        kinds = [] if self.collate.function is not None else list(map(type, samples))
+        if NoneType not in kinds or (error is None and self.transform is None):
+            return
+        at = kinds.index(NoneType)
+        name = self.fetcher.name(*(int(column[at]) for column in source.pointers.arrays()[:3]))
+        if self.transform is not None:
+            raise WorkerError(f"transform returned None for {name}{_NOT_A_FILTER}") from error
+        if error is not None:
+            error.add_note(f"one of the samples is None, {name}{_NOT_A_FILTER}")
+
+
+_NOT_A_FILTER = (
+    ": samples are not left out so, for the plan has counted each of them. Raise an exception for "
+    'it and give on_error="skip", which counts what it leaves out; or leave such records out of '
+    "the data; or give a collate_fn that takes None"
+)
 
 
 def _owns_memory(rows: npt.NDArray[Any]) -> bool:
