@@ -72,7 +72,11 @@ class Leash:
 
     @contextmanager
     def killed_after(self, seconds: float) -> Iterator[None]:
-        """Let the processes go; kill those that are there after some time, or behind the block."""
+        """Let the processes go; kill those that are there after some time, or behind the block.
+
+        Not where the block raises: torch may still watch them then, and raise about killed ones in
+        place of what was raised. They end by themselves, or at the end of the trainer.
+        """
         timer = threading.Timer(seconds, self.kill)
         timer.daemon = True
         timer.start()
@@ -81,7 +85,7 @@ class Leash:
             yield
         finally:
             timer.cancel()
-            self.kill()
+        self.kill()
 
     def end(self, seconds: float) -> None:
         """End the processes at once, whatever they do; kill those that take longer."""
