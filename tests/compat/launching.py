@@ -16,6 +16,14 @@ def installed(*modules: str) -> bool:
     return None not in map(find_spec, modules)
 
 
+def forget_accelerate() -> None:
+    """Leave a process as if no Accelerator had been made in it: loaders ask for that."""
+    from accelerate.state import AcceleratorState, GradientState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
 def launch(forks: Forks, world: int, script: Path, *arguments: str) -> str:
     """What it printed on standard output."""
     with TemporaryDirectory() as folder:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
-from launching import installed
+from launching import forget_accelerate, installed
 from torch import nn
 
 from zephon_torch import DataLoader, Skippable, bind
@@ -16,6 +17,12 @@ from zephon_torch import DataLoader, Skippable, bind
 pytestmark = pytest.mark.skipif(not installed("accelerate"), reason="accelerate is not installed")
 
 KEY = "data_progress._extra_state"
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    yield
+    forget_accelerate()
 
 
 def build() -> tuple[nn.Module, DataLoader]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from launching import installed
+from launching import forget_accelerate, installed
 
 from zephon_torch import DataLoader
 
@@ -61,7 +61,7 @@ def prefetch_loader(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture
-def data_loader_shard() -> Any:
+def data_loader_shard() -> Iterator[Any]:
     """Accelerate's own wrapper, as it would be if it did not take ours as it is."""
     from accelerate.data_loader import DataLoaderShard
     from accelerate.state import PartialState
@@ -75,7 +75,8 @@ def data_loader_shard() -> Any:
             super().__init__(images(), batch_size=4)
             self.base_dataloader = loader
 
-    return Shard
+    yield Shard
+    forget_accelerate()
 
 
 def used_batches(wrapped: Any, loader: DataLoader) -> Iterator[tuple[list[int], Any]]:
