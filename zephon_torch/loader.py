@@ -10,7 +10,6 @@ from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
-import torch.utils.data
 
 from zephon_torch import checks
 from zephon_torch.adopt import as_source
