@@ -1,13 +1,23 @@
-"""Shared test settings: reproducible property tests and the ``--long`` flag."""
+"""Shared test settings: reproducible property tests, any order, and no trace of other tests."""
 
 from __future__ import annotations
 
 import gc
 import json
+import os
+import random
+import signal
+import sys
+from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from processes import children_of_this, is_service
+
+from zephon_torch.io.recent import Recent
 
 settings.register_profile("zephon", derandomize=True, deadline=None, max_examples=50)
 settings.register_profile("long", settings.get_profile("zephon"), max_examples=500)
@@ -15,6 +25,9 @@ settings.register_profile("long", settings.get_profile("zephon"), max_examples=5
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the full product of long matrices")
+    parser.addoption(
+        "--shuffle", type=int, metavar="SEED", help="shuffle the files, and the tests of each file"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -22,12 +35,32 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    seed = config.getoption("--shuffle")
+    if seed is not None:
+        items[:] = shuffled(items, random.Random(seed))
     if config.getoption("--long"):
         return
     skip = pytest.mark.skip(reason="needs --long")
     for item in items:
         if "long" in item.keywords:
             item.add_marker(skip)
+
+
+def shuffled(items: list[pytest.Item], rng: random.Random) -> list[pytest.Item]:
+    """All tests, files still in one piece; the same order in all processes of a run."""
+    files = [list(tests) for _, tests in groupby(items, key=lambda item: item.path)]
+    rng.shuffle(files)
+    for tests in files:
+        rng.shuffle(tests)
+    return [test for tests in files for test in tests]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Indexes and decoded files that stand beside no shard: not those of earlier runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ZEPHON_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -38,6 +71,42 @@ def _collections_are_quick() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _no_trace_of_other_tests() -> Iterator[None]:
+    """Begin with empty tables; end every process that the test leaves, and tell what it changed."""
+    forget()
+    processes, before = children_of_this(), surroundings()
+    yield
+    left = {process for process in children_of_this() - processes if not is_service(process)}
+    for process in left:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+    assert not left, "the test has left processes running"
+    assert surroundings() == before, "the test has left a change for those after it"
+
+
+def forget() -> None:
+    """Empty what this thread keeps of open readers, and the file system in memory."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("zephon_torch."):
+            for table in vars(module).values():
+                if isinstance(table, Recent):
+                    Recent.__init__(table)
+    if in_memory := sys.modules.get("fsspec.implementations.memory"):
+        in_memory.MemoryFileSystem.store.clear()
+        in_memory.MemoryFileSystem.pseudo_dirs[:] = [""]
+
+
+def surroundings() -> dict[str, Any]:
+    """Of a test: what it may change for itself alone."""
+    variables = {name: os.environ[name] for name in os.environ if not name.startswith("PYTEST_")}
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    return {
+        "environment": variables, "folder": os.getcwd(), "handlers": handlers,
+        "collects": gc.isenabled(), "path": list(sys.path),
+    }  # fmt: skip
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ import sys
 import time
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from processes import STOPPED, children, environment, is_running, state, wait_until
+from processes import STOPPED, children, environment, is_running, services, state, wait_until
 
 SCRIPTS = Path(__file__).parent / "distributed"
 
@@ -31,6 +31,7 @@ class Forks:
             [sys.executable, str(SCRIPTS / "forks.py"), *modules],
             env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
+        services.add(self._process.pid)
 
     def start(
         self, script: Path, *arguments: object, world: int, output: Path, errors: Path
@@ -58,7 +59,9 @@ class Forks:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
-        return int(self._process.stdout.readline())
+        answer = self._process.stdout.readline()
+        assert answer, "forks.py has ended; standard error says why"
+        return int(answer)
 
 
 @cache
@@ -97,6 +100,12 @@ class Launch:
         self._launcher = self._forks.start(
             SCRIPTS / script, *arguments, world=world, output=output, errors=errors or output
         )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
     @property
     def is_running(self) -> bool:
