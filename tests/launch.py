@@ -47,7 +47,7 @@ class Forks:
         return self._ask(end=launch)
 
     def close(self) -> None:
-        self._process.communicate(timeout=60)
+        self._process.communicate(timeout=200)
 
     def __enter__(self) -> Forks:
         return self
@@ -115,11 +115,11 @@ class Launch:
     def printed(self) -> str:
         return "".join(path.read_text() for path in self._outputs)
 
-    def wait(self, seconds: float = 100) -> None:
+    def wait(self, seconds: float = 200) -> None:
         """Until it ends by itself, well."""
         assert self._end(seconds) == 0, self.printed
 
-    def wait_for_failure(self, seconds: float = 60) -> None:
+    def wait_for_failure(self, seconds: float = 200) -> None:
         """Until the launcher has taken down what is left of it."""
         assert self._end(seconds) != 0, "a killed rank went unnoticed"
 
@@ -147,7 +147,7 @@ class Launch:
         self._end()
         wait_until(lambda: not any(map(is_running, ranks)), seconds=60)
 
-    def _end(self, seconds: float = 60) -> int:
+    def _end(self, seconds: float = 200) -> int:
         """Its exit code, once it has ended; from then on its process id may be another's."""
         if self._launcher:
             deadline = time.monotonic() + seconds

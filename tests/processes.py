@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
@@ -80,9 +80,10 @@ def forked(function: Callable[[], object]) -> Iterator[int]:
     try:
         yield pid
     finally:
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+        with contextlib.suppress(ChildProcessError):  # reaped: the number may be another's by now
+            if os.waitpid(pid, os.WNOHANG)[0] == 0:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
 
 
 def exit_code(pid: int) -> int:
@@ -99,9 +100,33 @@ def started(command: list[str], **options: Any) -> Iterator[subprocess.Popen[str
     try:
         yield process
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        ranks = descendants(process.pid) if process.poll() is None else []  # of other groups
+        for kill, pid in [(os.killpg, process.pid), *((os.kill, rank) for rank in ranks)]:
+            with contextlib.suppress(ProcessLookupError):
+                kill(pid, signal.SIGKILL)
+        if process.stdout is None or not process.stdout.closed:
+            process.communicate()
+
+
+@contextlib.contextmanager
+def running(processes: Sequence[Any]) -> Iterator[None]:
+    """Processes of multiprocessing, started, of which none is left at the end of the block."""
+    begun = []
+    try:
+        for process in processes:
+            process.start()
+            begun.append(process)
+        yield
+    finally:
+        for process in begun:
+            process.kill()
+            process.join()
+
+
+def descendants(process: int) -> list[int]:
+    """Processes that it and those have started, and not yet reaped."""
+    found = children(process)
+    return found + [pid for child in found for pid in descendants(child)]
 
 
 def wait_until(reached: Callable[[], bool], seconds: float = 60) -> None:

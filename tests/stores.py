@@ -31,6 +31,7 @@ class WebStore:
         fault: told method, path and how often just this was asked for before; says what to do
             instead: a status, "cut" (half of the body, then the connection is closed), "reset",
             "short" (half of the body, as if it were all), "whole" (ranges are ignored), "slow".
+        slow_seconds: until a "slow" answer begins.
         asked: (method, path) of all requests.
     """
 
@@ -38,6 +39,7 @@ class WebStore:
         self.files: dict[str, bytes] = {}
         self.headers: dict[str, dict[str, str]] = {}
         self.fault: Fault = lambda method, path, count: None
+        self.slow_seconds = 0.8
         self.asked: list[tuple[str, str]] = []
         self._counts: Counter[tuple[str, str, str]] = Counter()
         self._server = _Server(("127.0.0.1", 0), self._handler())
@@ -105,7 +107,7 @@ class _Handler(BaseHTTPRequestHandler):
         if content is None:
             return self._send(404, {}, b"none")
         if fault == "slow":
-            time.sleep(0.8)
+            time.sleep(self.store.slow_seconds)
         tag = {"ETag": f'"{hash(content)}"'}
         headers = {"Accept-Ranges": "bytes"} | self.store.headers.get(path, tag)
         status = 200
@@ -180,4 +182,4 @@ def s3_server(folder: Path) -> Iterator[str]:
         yield found[0]
     finally:
         server.terminate()
-        server.wait(timeout=20)
+        server.wait(timeout=200)

@@ -530,7 +530,7 @@ def test_a_fresh_process_reads_it_without_the_package(tmp_path: Path) -> None:
     )
     done = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path / "model.pt")],
-        capture_output=True, text=True, timeout=60, check=True,
+        capture_output=True, text=True, timeout=200, check=True,
     )  # fmt: skip
     assert done.stdout == "[1, 0, 12, 1] False\n"
 

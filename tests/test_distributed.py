@@ -13,8 +13,6 @@ import pytest
 from toys import flat
 from train_run import Line, Place, Run, first_index, global_steps, reference, saved_place
 
-pytestmark = pytest.mark.timeout(240)
-
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Callable[..., Run]]:

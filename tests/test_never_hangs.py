@@ -12,19 +12,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import environment, is_running
+from processes import is_running, started, wait_until
 from toys import ENGINES, as_list, write_shards
 
 from zephon_torch import DataLoader, StaticMixtureWorkSource
 from zephon_torch.io import Dataset
 
 pytestmark = [
-    pytest.mark.timeout(120),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
 ]
 
@@ -232,30 +231,16 @@ if __name__ == "__main__":
 """
 
 
-def start(script: str, *arguments: str) -> subprocess.Popen[str]:
+def start(*arguments: str) -> AbstractContextManager[subprocess.Popen[str]]:
     """Run a script as the leader of a process group of its own, as a terminal would."""
-    return subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", script, *arguments], env=environment(), text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip
-
-
-def stop(process: subprocess.Popen[str]) -> None:
-    """End what is left of its group."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    process.communicate()
+    command = [sys.executable, "-W", "ignore", *arguments]
+    return started(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def test_a_loop_that_catches_ctrl_c_goes_on_with_the_right_batch(tmp_path: Path) -> None:
     """Ctrl-C, which reaches all processes of a terminal: in a step, in next(), in a step again."""
-    process = start(CAUGHT, str(tmp_path), json.dumps(list(ENGINES.values())))
-    try:
-        output, errors = process.communicate(timeout=90)
-    finally:
-        stop(process)
+    with start("-c", CAUGHT, str(tmp_path), json.dumps(list(ENGINES.values()))) as process:
+        output, errors = process.communicate(timeout=200)
     assert process.returncode == 0, errors
     *runs, children = output.splitlines()
     for name, line in zip(ENGINES, runs, strict=True):
@@ -292,8 +277,11 @@ def test_ctrl_c_ends_a_training_script_within_seconds_and_leaves_no_orphan() -> 
         ("inline", "next"), ("three threads", "next"), ("two workers", "next"),
         ("two persistent workers", "step"),
     ]  # fmt: skip
-    processes = [start(UNCAUGHT, json.dumps(ENGINES[name]), where) for name, where in cases]
-    try:
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(start("-c", UNCAUGHT, json.dumps(ENGINES[name]), where))
+            for name, where in cases
+        ]
         workers = []
         for process in processes:
             assert process.stdout is not None
@@ -303,16 +291,10 @@ def test_ctrl_c_ends_a_training_script_within_seconds_and_leaves_no_orphan() -> 
         for process in processes:
             os.killpg(process.pid, signal.SIGINT)
         for process in processes:
-            _, errors = process.communicate(timeout=20)
+            _, errors = process.communicate(timeout=60)
             assert process.returncode in (-signal.SIGINT, 128 + signal.SIGINT), errors
             assert errors.rstrip().endswith("KeyboardInterrupt")
-        deadline = time.monotonic() + 10
-        while any(map(is_running, workers)) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert not any(map(is_running, workers))
-    finally:
-        for process in processes:
-            stop(process)
+        wait_until(lambda: not any(map(is_running, workers)))
 
 
 # --- start methods -------------------------------------------------------------------------------
@@ -384,22 +366,14 @@ if __name__ == "__main__":
 def test_every_start_method_gives_the_same_and_survives_errors_and_deaths(tmp_path: Path) -> None:
     script = tmp_path / "script.py"  # a file, because spawned processes import it again
     script.write_text(METHODS)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(script), method], env=environment(), text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-        )
-        for method in ("fork", "spawn", "forkserver")
-    ]  # fmt: skip
     whole = [list(range(i, i + 4)) for i in range(0, 24, 4)]
     failing = [*whole[:2], True, *whole[3:]]
-    try:
+    with ExitStack() as stack:
+        methods = ("fork", "spawn", "forkserver")
+        processes = [stack.enter_context(start(str(script), method)) for method in methods]
         for process in processes:
-            output, errors = process.communicate(timeout=90)
+            output, errors = process.communicate(timeout=200)
             assert process.returncode == 0, errors
             epochs, *rest = output.splitlines()
             assert json.loads(epochs) == [failing, failing, whole[4:]]
             assert rest == ["1", "True", "True", "[]"]
-    finally:
-        for process in processes:
-            stop(process)

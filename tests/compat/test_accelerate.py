@@ -16,7 +16,6 @@ from processes import ROOT, environment
 
 pytestmark = [
     pytest.mark.skipif(not installed("accelerate"), reason="accelerate is not installed"),
-    pytest.mark.timeout(240),
 ]
 
 EPOCH = list(range(23))
@@ -147,7 +146,7 @@ def test_the_example_goes_on_with_two_processes_as_if_it_had_had_one(
     (tmp_path / "step-000020").rename(tmp_path / "unused")
     done = subprocess.run(
         [*launcher, str(script), *options],
-        env=environment(), capture_output=True, text=True, timeout=120, check=False,
+        env=environment(), capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     rest = done.stdout

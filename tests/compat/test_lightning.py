@@ -222,7 +222,7 @@ def start(tmp_path: Path, forks: Forks) -> Iterator[Start]:
 
 def kill_at(launch: Launch, line: str) -> None:
     """Kills it as soon as it has printed a line."""
-    deadline = time.monotonic() + 100
+    deadline = time.monotonic() + 200
     while f"\n{line}" not in launch.printed:
         assert launch.is_running and time.monotonic() < deadline, launch.printed
         time.sleep(0.002)
