@@ -84,7 +84,9 @@ def _no_trace_of_other_tests() -> Iterator[None]:
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
     assert not left, "the test has left processes running"
-    assert surroundings() == before, "the test has left a change for those after it"
+    after = surroundings()
+    changed = [name for name in before | after if before.get(name) != after.get(name)]
+    assert not changed, f"the test has left changed: {', '.join(changed)}"
 
 
 def forget() -> None:
@@ -102,11 +104,13 @@ def forget() -> None:
 def surroundings() -> dict[str, Any]:
     """Of a test: what it may change for itself alone."""
     variables = {name: os.environ[name] for name in os.environ if not name.startswith("PYTEST_")}
-    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    return {
-        "environment": variables, "folder": os.getcwd(), "handlers": handlers,
-        "collects": gc.isenabled(), "path": list(sys.path),
-    }  # fmt: skip
+    return variables | {
+        "working folder": os.getcwd(),
+        "handler of SIGINT": signal.getsignal(signal.SIGINT),
+        "handler of SIGTERM": signal.getsignal(signal.SIGTERM),
+        "garbage collection": gc.isenabled(),
+        "sys.path": list(sys.path),
+    }
 
 
 @pytest.fixture
