@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import pytest
 from hypothesis import settings
@@ -90,12 +91,14 @@ def _no_trace_of_other_tests() -> Iterator[None]:
 
 
 def forget() -> None:
-    """Empty what this thread keeps of open readers, and the file system in memory."""
+    """Empty the tables of open readers, this thread's and all threads', and memory://."""
     for name, module in list(sys.modules.items()):
         if name.startswith("zephon_torch."):
             for table in vars(module).values():
                 if isinstance(table, Recent):
                     Recent.__init__(table)
+                elif isinstance(table, WeakValueDictionary):
+                    table.clear()
     if in_memory := sys.modules.get("fsspec.implementations.memory"):
         in_memory.MemoryFileSystem.store.clear()
         in_memory.MemoryFileSystem.pseudo_dirs[:] = [""]
@@ -103,6 +106,7 @@ def forget() -> None:
 
 def surroundings() -> dict[str, Any]:
     """Of a test: what it may change for itself alone."""
+    dist = sys.modules.get("torch.distributed")
     variables = {name: os.environ[name] for name in os.environ if not name.startswith("PYTEST_")}
     return variables | {
         "working folder": os.getcwd(),
@@ -110,6 +114,7 @@ def surroundings() -> dict[str, Any]:
         "handler of SIGTERM": signal.getsignal(signal.SIGTERM),
         "garbage collection": gc.isenabled(),
         "sys.path": list(sys.path),
+        "process group": dist is not None and dist.is_available() and dist.is_initialized(),
     }
 
 

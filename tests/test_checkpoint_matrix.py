@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import environment
+from processes import started
 from toys import ids
 
 from zephon_torch import DataLoader
@@ -33,14 +33,11 @@ Found = dict[str, dict[str, Any]]
 
 def launch(folder: Path, num_parts: int, pairs: list[str]) -> dict[str, Found]:
     """What followed the loads, by pair of worlds."""
-    done = subprocess.run(
-        [sys.executable, str(SCRIPTS / "checkpoints.py"), str(folder), str(num_parts), *pairs],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=600 if num_parts > 1 else 1800,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    options = [str(folder), str(num_parts), *pairs]
+    command = [sys.executable, str(SCRIPTS / "checkpoints.py"), *options]
+    with started(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as run:
+        printed, _ = run.communicate(timeout=600 if num_parts > 1 else 1800)
+    assert run.returncode == 0, printed
     return {pair: json.loads((folder / f"{pair}.json").read_text()) for pair in pairs}
 
 
