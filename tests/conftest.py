@@ -76,10 +76,16 @@ def _collections_are_quick() -> None:
 
 @pytest.fixture(autouse=True)
 def _no_trace_of_other_tests() -> Iterator[None]:
-    """Begin with empty tables; end every process that the test leaves, and tell what it changed."""
+    """Begin with empty tables; undo or tell what the test, or a library in it, leaves changed.
+
+    The environment and the working folder are put back; libraries set variables when imported.
+    """
     forget()
     processes, before = children_of_this(), surroundings()
+    variables, working_folder = dict(os.environ), os.getcwd()
     yield
+    os.chdir(working_folder)
+    restore_environment(variables)
     left = {process for process in children_of_this() - processes if not is_service(process)}
     for process in left:
         os.kill(process, signal.SIGKILL)
@@ -104,12 +110,19 @@ def forget() -> None:
         in_memory.MemoryFileSystem.pseudo_dirs[:] = [""]
 
 
+def restore_environment(variables: dict[str, str]) -> None:
+    """Put back all variables but pytest's own, which says what is running."""
+    for name in os.environ.keys() | variables.keys():
+        if not name.startswith("PYTEST_") and os.environ.get(name) != variables.get(name):
+            os.environ.pop(name, None)
+            if name in variables:
+                os.environ[name] = variables[name]
+
+
 def surroundings() -> dict[str, Any]:
-    """Of a test: what it may change for itself alone."""
+    """What a test may change for itself alone, and has to put back."""
     dist = sys.modules.get("torch.distributed")
-    variables = {name: os.environ[name] for name in os.environ if not name.startswith("PYTEST_")}
-    return variables | {
-        "working folder": os.getcwd(),
+    return {
         "handler of SIGINT": signal.getsignal(signal.SIGINT),
         "handler of SIGTERM": signal.getsignal(signal.SIGTERM),
         "garbage collection": gc.isenabled(),

@@ -30,29 +30,36 @@ def run(folder: Path, *options: str, **files: str) -> subprocess.CompletedProces
 
 
 LEAVES = """
-import os, subprocess
+import gc, os, subprocess
+
+here = os.getcwd()
 
 def test_process(tmp_path):
     left = subprocess.Popen(["sleep", "600"])
     (tmp_path.parent / "pid").write_text(str(left.pid))
     left.returncode = 0  # it warns of nothing
 
-def test_environment():
+def test_environment(tmp_path):
     os.environ["LEFT"] = "1"
-
-def test_folder(tmp_path):
+    del os.environ["PYTHONPATH"]
     os.chdir(tmp_path)
-    del os.environ["LEFT"]
+
+def test_collection():
+    assert "LEFT" not in os.environ and "PYTHONPATH" in os.environ and os.getcwd() == here
+    gc.disable()
 
 def test_nothing():
-    pass
+    gc.enable()
 """
 
 
-def test_what_a_test_leaves_behind_is_told_and_processes_are_ended(tmp_path: Path) -> None:
+def test_what_a_test_leaves_behind_is_undone_or_told_and_processes_are_ended(
+    tmp_path: Path,
+) -> None:
     done = run(tmp_path, f"--basetemp={tmp_path / 'temporary'}", "-q", leaves=LEAVES)
     errors = re.findall(r"^E +AssertionError: the test has left (.*)$", done.stdout, re.MULTILINE)
-    assert errors == ["processes running", "changed: LEFT", "changed: LEFT, working folder"]
+    collection = "changed: garbage collection"
+    assert errors == ["processes running", collection, collection], done.stdout
     assert "4 passed, 3 errors" in done.stdout
     assert not is_running(int((tmp_path / "temporary" / "pid").read_text()))
 
