@@ -86,7 +86,9 @@ def _no_trace_of_other_tests() -> Iterator[None]:
     yield
     os.chdir(working_folder)
     restore_environment(variables)
-    left = {process for process in children_of_this() - processes if not is_service(process)}
+    if left_running(processes):
+        gc.collect()  # an iterator with worker processes, held by the traceback of its error
+    left = left_running(processes)
     for process in left:
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
@@ -94,6 +96,11 @@ def _no_trace_of_other_tests() -> Iterator[None]:
     after = surroundings()
     changed = [name for name in before | after if before.get(name) != after.get(name)]
     assert not changed, f"the test has left changed: {', '.join(changed)}"
+
+
+def left_running(before: set[int]) -> set[int]:
+    """Processes that were not there before, and are not for all tests."""
+    return {process for process in children_of_this() - before if not is_service(process)}
 
 
 def forget() -> None:

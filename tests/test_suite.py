@@ -53,9 +53,7 @@ def test_nothing():
 """
 
 
-def test_what_a_test_leaves_behind_is_undone_or_told_and_processes_are_ended(
-    tmp_path: Path,
-) -> None:
+def test_what_a_test_leaves_is_put_back_or_told_and_processes_are_ended(tmp_path: Path) -> None:
     done = run(tmp_path, f"--basetemp={tmp_path / 'temporary'}", "-q", leaves=LEAVES)
     errors = re.findall(r"^E +AssertionError: the test has left (.*)$", done.stdout, re.MULTILINE)
     collection = "changed: garbage collection"
