@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from configparser import ConfigParser
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,7 +20,9 @@ from processes import ROOT, environment, forked, is_running
 INI = "[pytest]\npythonpath = {tests}\naddopts = -p no:randomly -p no:cacheprovider -p conftest\n"
 
 
-def run(folder: Path, *options: str, **files: str) -> subprocess.CompletedProcess[str]:
+def run(
+    folder: Path, *options: str, before: Callable[[], object] | None = None, **files: str
+) -> subprocess.CompletedProcess[str]:
     """What pytest says of some files, under the settings of this suite."""
     (folder / "pytest.ini").write_text(INI.format(tests=ROOT / "tests"))
     for name, text in files.items():
@@ -25,7 +30,7 @@ def run(folder: Path, *options: str, **files: str) -> subprocess.CompletedProces
     return subprocess.run(
         [sys.executable, "-m", "pytest", "--rootdir", str(folder), *options, str(folder)],
         cwd=folder, env=environment(), capture_output=True, text=True,
-        check=False,
+        check=False, preexec_fn=before,
     )  # fmt: skip
 
 
@@ -87,6 +92,28 @@ def test_readers_that_a_test_leaves_open_are_unknown_to_the_next(tmp_path: Path)
     pytest.importorskip("pyarrow")
     done = run(tmp_path, "-q", readers=READERS)
     assert "2 passed" in done.stdout, done.stdout
+
+
+INTERRUPTED = """
+import signal, subprocess, sys
+
+SCRIPT = "import time; print('on', flush=True); time.sleep(600)"
+
+def test_it():
+    command, pipe = [sys.executable, "-c", SCRIPT], subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe) as child:
+        child.stdout.readline(1)
+        child.send_signal(signal.SIGINT)
+        assert b"KeyboardInterrupt" in child.communicate(timeout=60)[1]
+"""
+
+
+def test_ctrl_c_reaches_programs_also_where_the_shell_started_the_suite_in_the_background(
+    tmp_path: Path,
+) -> None:
+    ignores = partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
+    done = run(tmp_path, "-q", before=ignores, interrupted=INTERRUPTED)
+    assert "1 passed" in done.stdout, done.stdout
 
 
 NUMBERED = "import pytest\n@pytest.mark.parametrize('i', range(9))\ndef test_it(i): pass\n"
