@@ -34,9 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("long" if config.getoption("--long") else "zephon")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what ends with &
-        signal.signal(
-            signal.SIGINT, signal.default_int_handler
-        )  # programs that tests start heed it
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # else children ignore it, too
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
