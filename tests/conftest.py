@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
@@ -16,7 +17,7 @@ from weakref import WeakValueDictionary
 
 import pytest
 from hypothesis import settings
-from processes import children_of_this, is_service
+from processes import children_of_this, is_running, is_service
 
 from zephon_torch.io.recent import Recent
 
@@ -90,7 +91,9 @@ def _no_trace_of_other_tests() -> Iterator[None]:
     restore_environment(variables)
     if left_running(processes):
         gc.collect()  # an iterator with worker processes, held by the traceback of its error
-    left = left_running(processes)
+    deadline = time.monotonic() + 10  # some are just ending
+    while (left := left_running(processes)) and time.monotonic() < deadline:
+        time.sleep(0.02)
     for process in left:
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
@@ -101,8 +104,9 @@ def _no_trace_of_other_tests() -> Iterator[None]:
 
 
 def left_running(before: set[int]) -> set[int]:
-    """Processes that were not there before, and are not for all tests."""
-    return {process for process in children_of_this() - before if not is_service(process)}
+    """Processes that were not there before, live, and are not for all tests."""
+    new = children_of_this() - before
+    return {process for process in new if is_running(process) and not is_service(process)}
 
 
 def forget() -> None:

@@ -55,9 +55,13 @@ services: set[int] = set()
 
 
 def is_service(process: int) -> bool:
-    """Whether it is one of `services`, or of multiprocessing's own."""
+    """Whether it is one of `services`, or of multiprocessing's or torch.compile's own."""
     own = (resource_tracker._resource_tracker._pid, forkserver._forkserver._forkserver_pid)  # type: ignore[attr-defined]
-    return process in services or process in own
+    if process in services or process in own:
+        return True
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return b"compile_worker" in Path(f"/proc/{process}/cmdline").read_bytes()
+    return False
 
 
 @contextlib.contextmanager

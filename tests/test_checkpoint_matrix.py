@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from processes import started
 from toys import ids
 
@@ -23,7 +24,12 @@ sys.path.insert(0, str(SCRIPTS))
 
 import checkpoints as script  # noqa: E402
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(
+        not hasattr(torch.cpu.Stream, "record_event"), reason="this torch has FSDP2 for GPUs only"
+    ),
+]
 
 WORLDS = [1, 2, 3, 4]
 IN_SHORT = ["2-3", "3-1", "1-4", "4-2"]
