@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
+import multiprocessing
 import os
 import random
 import signal
@@ -96,7 +98,12 @@ def _no_trace_of_other_tests() -> Iterator[None]:
         time.sleep(0.02)
     for process in left:
         os.kill(process, signal.SIGKILL)
-        os.waitpid(process, 0)
+    for child in multiprocessing.active_children():  # which keeps a list of its own
+        if child.pid in left:
+            child.join()
+    for process in left:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(process, 0)
     assert not left, "the test has left processes running"
     after = surroundings()
     changed = [name for name in before | after if before.get(name) != after.get(name)]

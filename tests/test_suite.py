@@ -35,7 +35,7 @@ def run(
 
 
 LEAVES = """
-import gc, os, subprocess
+import gc, multiprocessing, os, subprocess, time
 
 here = os.getcwd()
 
@@ -43,6 +43,7 @@ def test_process(tmp_path):
     left = subprocess.Popen(["sleep", "600"])
     (tmp_path.parent / "pid").write_text(str(left.pid))
     left.returncode = 0  # it warns of nothing
+    multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,)).start()
 
 def test_environment(tmp_path):
     os.environ["LEFT"] = "1"
@@ -50,6 +51,7 @@ def test_environment(tmp_path):
     os.chdir(tmp_path)
 
 def test_collection():
+    assert not multiprocessing.active_children()
     assert "LEFT" not in os.environ and "PYTHONPATH" in os.environ and os.getcwd() == here
     gc.disable()
 
