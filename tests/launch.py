@@ -12,9 +12,9 @@ import sys
 import time
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from processes import STOPPED, children, environment, is_running, state, wait_until
+from processes import STOPPED, children, environment, is_running, services, state, wait_until
 
 SCRIPTS = Path(__file__).parent / "distributed"
 
@@ -31,6 +31,7 @@ class Forks:
             [sys.executable, str(SCRIPTS / "forks.py"), *modules],
             env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
+        services.add(self._process.pid)
 
     def start(
         self, script: Path, *arguments: object, world: int, output: Path, errors: Path
@@ -46,7 +47,7 @@ class Forks:
         return self._ask(end=launch)
 
     def close(self) -> None:
-        self._process.communicate(timeout=60)
+        self._process.communicate(timeout=200)
 
     def __enter__(self) -> Forks:
         return self
@@ -58,7 +59,9 @@ class Forks:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
-        return int(self._process.stdout.readline())
+        answer = self._process.stdout.readline()
+        assert answer, "forks.py has ended; standard error says why"
+        return int(answer)
 
 
 @cache
@@ -98,6 +101,12 @@ class Launch:
             SCRIPTS / script, *arguments, world=world, output=output, errors=errors or output
         )
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
     @property
     def is_running(self) -> bool:
         return bool(self._launcher) and is_running(self._launcher)
@@ -106,11 +115,11 @@ class Launch:
     def printed(self) -> str:
         return "".join(path.read_text() for path in self._outputs)
 
-    def wait(self, seconds: float = 100) -> None:
+    def wait(self, seconds: float = 200) -> None:
         """Until it ends by itself, well."""
         assert self._end(seconds) == 0, self.printed
 
-    def wait_for_failure(self, seconds: float = 60) -> None:
+    def wait_for_failure(self, seconds: float = 200) -> None:
         """Until the launcher has taken down what is left of it."""
         assert self._end(seconds) != 0, "a killed rank went unnoticed"
 
@@ -138,7 +147,7 @@ class Launch:
         self._end()
         wait_until(lambda: not any(map(is_running, ranks)), seconds=60)
 
-    def _end(self, seconds: float = 60) -> int:
+    def _end(self, seconds: float = 200) -> int:
         """Its exit code, once it has ended; from then on its process id may be another's."""
         if self._launcher:
             deadline = time.monotonic() + seconds

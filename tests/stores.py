@@ -37,6 +37,7 @@ class WebStore:
             instead: a status, "cut" (half of the body, then the connection is closed), "reset",
             "short" (half of the body, as if it were all), "whole" (ranges are ignored), "slow",
             "stall" (no answer), or one of `LIES` (to requests for ranges).
+        slow_seconds: until a "slow" answer begins.
         asked: (method, path) of all requests.
         num_sent: bytes of bodies that were sent in parts.
         over: set to end answers that stall.
@@ -46,6 +47,7 @@ class WebStore:
         self.files: dict[str, bytes] = {}
         self.headers: dict[str, dict[str, str]] = {}
         self.fault: Fault = lambda method, path, count: None
+        self.slow_seconds = 0.8
         self.asked: list[tuple[str, str]] = []
         self.num_sent = 0
         self.over = threading.Event()
@@ -116,7 +118,7 @@ class _Handler(BaseHTTPRequestHandler):
         if content is None:
             return self._send(404, {}, b"none")
         if fault == "slow":
-            time.sleep(0.8)
+            time.sleep(self.store.slow_seconds)
         if fault == "stall":
             self.store.over.wait(100)
             return self._drop()
@@ -227,4 +229,4 @@ def s3_server(folder: Path) -> Iterator[str]:
         yield found[0]
     finally:
         server.terminate()
-        server.wait(timeout=20)
+        server.wait(timeout=200)

@@ -46,13 +46,11 @@ def gradients_of(ranks: Steps) -> torch.Tensor:
     return torch.tensor([gradient for _, gradient in ranks[0]], dtype=torch.float64)
 
 
-@pytest.mark.timeout(240)
 def test_four_ranks_train_on_the_epoch(noted: dict[str, Steps]) -> None:
     loader = DataLoader(mixture_of(three_in_memory(), shuffle_block_size="global"), SIZE)
     assert ids_of(noted["whole"]) == [ids(batch) for batch in loader]
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_two_ranks_make_the_same_steps(noted: dict[str, Steps], recipe: str) -> None:
     """The last step of the epoch has 9 samples."""

@@ -11,8 +11,6 @@ from toys import flat, ids, memory, one
 
 from zephon_torch import DataLoader
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:

@@ -344,7 +344,7 @@ def loaded_after(statement: str) -> set[str]:
     done = subprocess.run(
         [sys.executable, "-c", script],
         env={"PYTHONPATH": str(ROOT.parent), "PATH": ""},
-        capture_output=True, text=True, timeout=120, check=True,
+        capture_output=True, text=True, timeout=200, check=True,
     )  # fmt: skip
     return set(done.stdout.split())
 

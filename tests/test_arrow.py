@@ -23,7 +23,6 @@ ipc = pytest.importorskip("pyarrow.ipc")
 
 from zephon_torch.io.formats import kept  # noqa: E402
 
-pytestmark = pytest.mark.timeout(120)
 HF_FOLDER = Path(__file__).parent / "data" / "hf_folder"
 
 

@@ -10,24 +10,25 @@ import signal
 import stat
 import threading
 import time
-import traceback
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from processes import wait_until
+from processes import exit_code, forked, state, wait_until
 
 from zephon_torch.errors import ConfigurationError, DatasetError, StorageError
 from zephon_torch.io import checksums, waits
 from zephon_torch.io.cache import Held, ShardCache
 from zephon_torch.io.checksums import DamagedCopyWarning
 
-pytestmark = pytest.mark.timeout(60)
 SIZE = 1000
+STUCK = 600  # seconds: until it is killed
 
 
 def content(key: str, num_bytes: int = SIZE) -> bytes:
@@ -225,25 +226,6 @@ def test_threads_that_ask_at_once_get_what_one_of_them_made(cache: ShardCache) -
     assert sorted(held.is_new for held in results if held is not None) == [False] * 7 + [True]
 
 
-def run_forked(function: Callable[[], object]) -> int:
-    """The pid of a child that calls a function and ends with 0 if it raised nothing."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            function()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    return pid
-
-
-def exit_code(pid: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
 def killed(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
     assert exit_code(pid) == -signal.SIGKILL
@@ -251,26 +233,28 @@ def killed(pid: int) -> None:
 
 def stuck(stream: BinaryIO) -> None:
     stream.write(b"x" * 500)
-    time.sleep(50)
+    time.sleep(STUCK)
 
 
 @pytest.mark.parametrize("is_waited_for", [False, True])
 def test_after_a_killed_maker_another_one_makes_it(cache: ShardCache, is_waited_for: bool) -> None:
-    maker = run_forked(lambda: cache.hold("a", SIZE, stuck))
-    wait_until(lambda: [part.stat().st_size for part in parts(cache)] == [SIZE])
-    waiter = run_forked(lambda: put(cache, "a")) if is_waited_for else None
-    time.sleep(0.05)
-    killed(maker)
-    assert waiter is None or exit_code(waiter) == 0
+    with ExitStack() as children:
+        maker = children.enter_context(forked(lambda: cache.hold("a", SIZE, stuck)))
+        wait_until(lambda: [part.stat().st_size for part in parts(cache)] == [SIZE])
+        if is_waited_for:
+            waiter = children.enter_context(forked(lambda: put(cache, "a")))
+            wait_until(lambda: state(waiter) == "S")
+        killed(maker)
+        assert not is_waited_for or exit_code(waiter) == 0
     put(cache, "a")
     assert not parts(cache)
 
 
 def test_the_part_of_a_killed_maker_makes_room(cache: ShardCache) -> None:
-    maker = run_forked(lambda: cache.hold("a", 3 * SIZE, stuck))
-    wait_until(lambda: used_bytes(cache) == 3 * SIZE)
-    assert cache.hold("b", SIZE, never) is None  # counted in full from the beginning
-    killed(maker)
+    with forked(lambda: cache.hold("a", 3 * SIZE, stuck)) as maker:
+        wait_until(lambda: used_bytes(cache) == 3 * SIZE)
+        assert cache.hold("b", SIZE, never) is None  # counted in full from the beginning
+        killed(maker)
     put(cache, "b")
     assert not parts(cache)
 
@@ -281,12 +265,12 @@ def test_a_killed_holder_holds_nothing(cache: ShardCache) -> None:
     def hold_for_ever() -> None:
         held = [hold(cache, key) for key in "abc"]
         os.write(write, b"%d" % len(held))
-        time.sleep(50)
+        time.sleep(STUCK)
 
-    holder = run_forked(hold_for_ever)
-    assert os.read(read, 1) == b"3"
-    assert cache.hold("d", SIZE, never) is None
-    killed(holder)
+    with forked(hold_for_ever) as holder:
+        assert os.read(read, 1) == b"3"
+        assert cache.hold("d", SIZE, never) is None
+        killed(holder)
     put(cache, "d")
 
 
@@ -299,30 +283,32 @@ def test_a_forked_child_holds_nothing_and_lets_nothing_go(cache: ShardCache) -> 
             one.close()
         assert cache.hold("d", SIZE, never) is None  # the parent's are still held
         os.write(write, b"1")
-        time.sleep(50)
+        time.sleep(STUCK)
 
-    child = run_forked(lives_on)
-    assert os.read(read, 1) == b"1"
-    assert cache.hold("d", SIZE, never) is None
-    held.pop().close()
-    put(cache, "d")  # although the child had a copy of the lock
-    killed(child)
+    with forked(lives_on):
+        assert os.read(read, 1) == b"1"
+        assert cache.hold("d", SIZE, never) is None
+        held.pop().close()
+        put(cache, "d")  # although the child had a copy of the lock
 
 
 def test_a_maker_that_forks_and_dies_is_not_waited_for(cache: ShardCache, tmp_path: Path) -> None:
     grandchild = tmp_path / "pid"
 
     def forks(stream: BinaryIO) -> None:
-        written = tmp_path / "pid.tmp"
-        written.write_text(str(run_forked(lambda: time.sleep(50))))
-        written.rename(grandchild)
-        time.sleep(50)
+        with forked(lambda: time.sleep(STUCK)) as pid:
+            written = tmp_path / "pid.tmp"
+            written.write_text(str(pid))
+            written.rename(grandchild)
+            time.sleep(STUCK)
 
-    maker = run_forked(lambda: cache.hold("a", SIZE, forks))
-    wait_until(grandchild.exists)
-    killed(maker)
-    put(cache, "a")
-    os.kill(int(grandchild.read_text()), signal.SIGKILL)
+    with forked(lambda: cache.hold("a", SIZE, forks)) as maker:
+        wait_until(grandchild.exists)
+        try:
+            killed(maker)
+            put(cache, "a")
+        finally:
+            os.kill(int(grandchild.read_text()), signal.SIGKILL)
 
 
 def visit(cache: ShardCache, seed: int) -> None:
@@ -342,18 +328,20 @@ def visit(cache: ShardCache, seed: int) -> None:
 def test_many_processes_never_exceed_the_limit(cache: ShardCache) -> None:
     """Some of them are killed; what is read is right, what is left is usable."""
     seeds: Iterator[int] = iter(range(1000))
-    rng, running = random.Random(0), []
-    for _ in range(8):
-        while len(running) < 3:
-            seed = next(seeds)
-            running.append(run_forked(lambda seed=seed: visit(cache, seed)))  # type: ignore[misc]
-        for _ in range(20):
-            assert used_bytes(cache) <= cache.limit_bytes
-            time.sleep(0.001)
-        killed_or_done = running.pop(rng.randrange(len(running)))
-        os.kill(killed_or_done, signal.SIGKILL)
-        assert exit_code(killed_or_done) in (0, -signal.SIGKILL)
-    assert [exit_code(pid) for pid in running] == [0] * len(running)
+    rng = random.Random(0)
+    running: list[int] = []
+    with ExitStack() as children:
+        for _ in range(8):
+            while len(running) < 3:
+                visitor = partial(visit, cache, next(seeds))
+                running.append(children.enter_context(forked(visitor)))
+            for _ in range(20):
+                assert used_bytes(cache) <= cache.limit_bytes
+                time.sleep(0.001)
+            killed_or_done = running.pop(rng.randrange(len(running)))
+            os.kill(killed_or_done, signal.SIGKILL)
+            assert exit_code(killed_or_done) in (0, -signal.SIGKILL)
+        assert [exit_code(pid) for pid in running] == [0] * len(running)
     visit(cache, 0)
     assert not parts(cache)
 
@@ -414,7 +402,8 @@ def in_a_new_process(function: Callable[[], object]) -> None:
         checksums._compared.clear()
         function()
 
-    assert exit_code(run_forked(anew)) == 0
+    with forked(anew) as pid:
+        assert exit_code(pid) == 0
 
 
 def damage(path: Path) -> None:

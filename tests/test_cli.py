@@ -9,11 +9,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import started, wait_until
 from toys import write_shards
 
 from zephon_torch import cli
@@ -25,7 +25,6 @@ from zephon_torch.io.formats import jsonl
 from zephon_torch.io.local import LocalStorage
 
 ROOT = Path(__file__).parent.parent
-pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +73,7 @@ def test_index_uses_processes_and_gives_what_one_process_gives(tmp_path: Path) -
         [*command, "--manifest", str(manifest)],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stderr
@@ -156,23 +155,15 @@ def test_its_end_ends_all_processes_and_leaves_no_temporary_file(
     for name in ("a", "b"):  # holes on the disk, that take many seconds to read
         with (web / f"{name}.jsonl").open("wb") as file:
             file.truncate(40 << 30)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "zephon_torch", "index", str(web), "--jobs", "2"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
-    limit = time.monotonic() + 60
-    while not (web / ".00.jsonl.zidx").exists():
-        assert process.poll() is None and time.monotonic() < limit
-        time.sleep(0.05)
-    if is_killed:
-        process.kill()
-    else:
-        os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=30)  # to the end: no process holds the pipe any more
+    command = [sys.executable, "-m", "zephon_torch", "index", str(web), "--jobs", "2"]
+    with started(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        wait_until(lambda: (web / ".00.jsonl.zidx").exists() or process.poll() is not None)
+        assert process.poll() is None
+        if is_killed:
+            process.kill()
+        else:
+            os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=200)  # to the end: nobody holds the pipe any more
     assert (process.returncode, out) == (-signal.SIGKILL if is_killed else 130, "")
     assert is_killed or err.splitlines()[-1] == "zephon-torch: interrupted"
     assert "Traceback" not in err

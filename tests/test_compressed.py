@@ -34,8 +34,6 @@ from zephon_torch.io.ranges import open_ranges
 from zephon_torch.io.recent import Recent
 from zephon_torch.io.sidecar import encode_header
 
-pytestmark = pytest.mark.timeout(60)
-
 Compress = Callable[[bytes], bytes]
 CODECS: dict[str, Compress] = {
     ".gz": lambda content: gzip.compress(content, mtime=0),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
 import pickle
 import signal
@@ -14,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from processes import exit_code, forked
 
 from zephon_torch import DataLoader
 from zephon_torch.io import Dataset
@@ -63,16 +63,12 @@ def test_a_forked_child_goes_on_with_the_same_iterator(
     loader = DataLoader(dataset, 4, **engine)
     iterator = iter(loader)
     next(iterator)
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        rest = [batch["id"][0].item() for batch in iterator]
-        os.write(write, json.dumps(rest).encode())
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as pipe:
-        assert json.loads(pipe.read()) == list(range(4, 40, 4))
-    os.waitpid(child, 0)
+
+    def goes_on() -> None:
+        assert [batch["id"][0].item() for batch in iterator] == list(range(4, 40, 4))
+
+    with forked(goes_on) as child:
+        assert exit_code(child) == 0
     assert [batch["id"][0].item() for batch in iterator] == list(range(4, 40, 4))
     loader.close()
 
@@ -102,7 +98,6 @@ def is_inside(frame: FrameType | None, function: Any) -> bool:
     return frame is not None
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("engine", "kind"),
     [
@@ -164,7 +159,6 @@ def received(ids: list[int], done: Path, sender: int) -> InterruptsWhoReceivesIt
     return InterruptsWhoReceivesIt(ids, done)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("persistent_workers", [False, True])
 @pytest.mark.parametrize("again", ["same iterator", "new iterator"])
 def test_a_batch_that_an_interrupt_tears_out_of_the_queue_is_made_again(

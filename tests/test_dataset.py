@@ -18,6 +18,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import running
 
 from zephon_torch.errors import ConfigurationError, DatasetError, RecordError
 from zephon_torch.io import Dataset, Shard
@@ -307,14 +308,13 @@ def test_dataset_is_read_on_both_sides_of_a_process_start(
         processes = [
             context.Process(target=_read_ids, args=(dataset, results)) for _ in range(number)
         ]
-        for process in processes:
-            process.start()
-        assert [record["id"] for record in dataset] == ids
-        assert reader.read(np.array([29])) == [{"id": 36}]
-        assert [results.get(timeout=60) for _ in processes] == [ids] * number
-        for process in processes:
-            process.join(60)
-            assert process.exitcode == 0
+        with running(processes):
+            assert [record["id"] for record in dataset] == ids
+            assert reader.read(np.array([29])) == [{"id": 36}]
+            assert [results.get(timeout=200) for _ in processes] == [ids] * number
+            for process in processes:
+                process.join(200)
+                assert process.exitcode == 0
 
 
 def test_pickles_are_small_and_complete(folder: Path) -> None:

@@ -7,26 +7,22 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from toys import flat
 from train_run import Line, Place, Run, first_index, global_steps, reference, saved_place
 
-pytestmark = pytest.mark.timeout(240)
-
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Callable[..., Run]]:
-    runs = []
+    with ExitStack() as stack:
 
-    def start(world: int, global_batch_size: int, epochs: int, folder: Path = tmp_path) -> Run:
-        runs.append(Run(folder, world, global_batch_size, epochs))
-        return runs[-1]
+        def start(world: int, global_batch_size: int, epochs: int, folder: Path = tmp_path) -> Run:
+            return stack.enter_context(Run(folder, world, global_batch_size, epochs))
 
-    yield start
-    for run in runs:
-        run.kill()
+        yield start
 
 
 def check(run: Run, start: Place, epochs: int = 3) -> list[Line]:

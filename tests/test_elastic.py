@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations, product
@@ -183,13 +184,10 @@ class Relay:
         self.steps: dict[str, list[list[Any]]] = defaultdict(list)
         for leg in LEGS:
             for pair in ((4, 1), (3, 2)):  # two at a time
-                launches = [self._launch(leg, world) for world in pair]
-                try:
+                with ExitStack() as stack:
+                    launches = [stack.enter_context(self._launch(leg, world)) for world in pair]
                     for launch in launches:
                         launch.wait(seconds)
-                finally:
-                    for launch in launches:
-                        launch.kill()
                 for world in pair:
                     self._read(leg, world)
 

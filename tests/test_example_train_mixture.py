@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import webdataset
 from launch import Launch
+from processes import descendants, started
 from stores import KEY, SECRET, s3_server
 
 from zephon_torch.io import Dataset
@@ -46,16 +47,16 @@ class Outcome:
     losses: dict[int, str]  # by step
 
 
-def under_torchrun(work_dir: Path, *more: str, world_size: int) -> subprocess.Popen[str]:
+def under_torchrun(
+    work_dir: Path, *more: str, world_size: int
+) -> AbstractContextManager[subprocess.Popen[str]]:
     launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
     script = [str(SCRIPT), f"--work-dir={work_dir}", *SMALL_RUN, *more]
-    return subprocess.Popen(
+    return started(
         [sys.executable, "-m", *launcher, *script],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
-        start_new_session=True,
     )
 
 
@@ -86,10 +87,13 @@ def running_until(step: int, work_dir: Path, *more: str, world_size: int) -> Ite
         pids = [process.pid, *descendants(process.pid)]
         assert len(pids) >= 1 + world_size, read  # and worker processes
         exits = {pid: os.pidfd_open(pid) for pid in pids}
-        yield pids
-        for pid, exit_ in exits.items():
-            assert select.select([exit_], [], [], 30)[0], f"process {pid} is still there"
-            os.close(exit_)
+        try:
+            yield pids
+            for pid, exit_ in exits.items():
+                assert select.select([exit_], [], [], 100)[0], f"process {pid} is still there"
+        finally:
+            for exit_ in exits.values():
+                os.close(exit_)
 
 
 def wait_for_step(process: subprocess.Popen[str], step: int) -> str:
@@ -104,11 +108,6 @@ def wait_for_step(process: subprocess.Popen[str], step: int) -> str:
     raise AssertionError(f"ended before step {step}:\n{''.join(read)}")
 
 
-def descendants(pid: int) -> list[int]:
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [found for child in map(int, children) for found in (child, *descendants(child))]
-
-
 def run_and_kill(step: int, work_dir: Path, *more: str, world_size: int) -> None:
     """Kills every process of a run at once, as soon as it has printed a step."""
     with running_until(step, work_dir, *more, world_size=world_size) as pids:
@@ -121,7 +120,7 @@ def first_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
     """A run of two processes under torchrun from an empty folder to its end."""
     work_dir = tmp_path_factory.mktemp("first_run")
     with under_torchrun(work_dir, world_size=2) as process:
-        output, _ = process.communicate(timeout=120)
+        output, _ = process.communicate(timeout=200)
     assert process.returncode == 0, output
     return work_dir, outcome_of(output)
 

@@ -19,7 +19,6 @@ from zephon_torch import DataLoader
 from zephon_torch.errors import DatasetError, RecordError
 from zephon_torch.io import Dataset, ranges
 
-pytestmark = pytest.mark.timeout(120)
 SHARDS = [list(range(13)), [13], list(range(14, 31)), list(range(31, 40))]
 IDS = list(range(40))
 

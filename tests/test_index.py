@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from processes import running
 
 from zephon_torch.errors import DatasetError
 from zephon_torch.io import Dataset, index, sidecar, turns
@@ -336,12 +337,11 @@ def test_many_processes_build_the_same_indexes_at_once(tmp_path: Path) -> None:
     processes = [
         context.Process(target=_build_and_read, args=(str(folder), gate, results)) for _ in range(4)
     ]
-    for process in processes:
-        process.start()
-    assert [results.get(timeout=60) for _ in processes] == [list(range(2000))] * 4
-    for process in processes:
-        process.join(60)
-        assert process.exitcode == 0
+    with running(processes):
+        assert [results.get(timeout=200) for _ in processes] == [list(range(2000))] * 4
+        for process in processes:
+            process.join(200)
+            assert process.exitcode == 0
     assert len(os.listdir(folder)) == 40  # a sidecar each, no temporary file
 
 

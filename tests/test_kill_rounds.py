@@ -68,7 +68,6 @@ def after(line: Line) -> Place:
     return line["epoch"], line["stop"]
 
 
-@pytest.mark.timeout(300)
 def test_one_rank_killed_then_all(tmp_path: Path) -> None:
     assert check_rounds(tmp_path, seed=1, num_rounds=2) >= 2
 

@@ -16,8 +16,6 @@ sys.path.insert(0, str(SCRIPTS))
 
 from meshes import SAVED_AFTER, loader_of
 
-pytestmark = pytest.mark.timeout(240)
-
 Notes = list[dict[str, Any]]  # of each of the four ranks
 
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from zephon_torch.errors import ZephonError
 from zephon_torch.io import Dataset
 
-pytestmark = pytest.mark.timeout(120)
 RECORDS = [{"id": i, "text": "ö" * (i % 4)} for i in range(40)]
 LINES = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in RECORDS).encode()
 

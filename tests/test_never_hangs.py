@@ -12,12 +12,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import environment, is_running, wait_until
+from processes import is_running, started, wait_until
 from stores import WebStore
 from toys import ENGINES, as_list, write_shards
 
@@ -25,7 +25,6 @@ from zephon_torch import DataLoader, StaticMixtureWorkSource
 from zephon_torch.io import Dataset
 
 pytestmark = [
-    pytest.mark.timeout(120),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
 ]
 
@@ -233,30 +232,16 @@ if __name__ == "__main__":
 """
 
 
-def start(script: str, *arguments: str) -> subprocess.Popen[str]:
+def start(*arguments: str, **options: Any) -> AbstractContextManager[subprocess.Popen[str]]:
     """Run a script as the leader of a process group of its own, as a terminal would."""
-    return subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", script, *arguments], env=environment(), text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip
-
-
-def stop(process: subprocess.Popen[str]) -> None:
-    """End what is left of its group."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    process.communicate()
+    command = [sys.executable, "-W", "ignore", *arguments]
+    return started(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
 
 
 def test_a_loop_that_catches_ctrl_c_goes_on_with_the_right_batch(tmp_path: Path) -> None:
     """Ctrl-C, which reaches all processes of a terminal: in a step, in next(), in a step again."""
-    process = start(CAUGHT, str(tmp_path), json.dumps(list(ENGINES.values())))
-    try:
-        output, errors = process.communicate(timeout=90)
-    finally:
-        stop(process)
+    with start("-c", CAUGHT, str(tmp_path), json.dumps(list(ENGINES.values()))) as process:
+        output, errors = process.communicate(timeout=200)
     assert process.returncode == 0, errors
     *runs, children = output.splitlines()
     for name, line in zip(ENGINES, runs, strict=True):
@@ -293,8 +278,11 @@ def test_ctrl_c_ends_a_training_script_within_seconds_and_leaves_no_orphan() -> 
         ("inline", "next"), ("three threads", "next"), ("two workers", "next"),
         ("two persistent workers", "step"),
     ]  # fmt: skip
-    processes = [start(UNCAUGHT, json.dumps(ENGINES[name]), where) for name, where in cases]
-    try:
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(start("-c", UNCAUGHT, json.dumps(ENGINES[name]), where))
+            for name, where in cases
+        ]
         workers = []
         for process in processes:
             assert process.stdout is not None
@@ -304,16 +292,10 @@ def test_ctrl_c_ends_a_training_script_within_seconds_and_leaves_no_orphan() -> 
         for process in processes:
             os.killpg(process.pid, signal.SIGINT)
         for process in processes:
-            _, errors = process.communicate(timeout=20)
+            _, errors = process.communicate(timeout=60)
             assert process.returncode in (-signal.SIGINT, 128 + signal.SIGINT), errors
             assert errors.rstrip().endswith("KeyboardInterrupt")
-        deadline = time.monotonic() + 10
-        while any(map(is_running, workers)) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert not any(map(is_running, workers))
-    finally:
-        for process in processes:
-            stop(process)
+        wait_until(lambda: not any(map(is_running, workers)))
 
 
 # --- start methods -------------------------------------------------------------------------------
@@ -385,25 +367,17 @@ if __name__ == "__main__":
 def test_every_start_method_gives_the_same_and_survives_errors_and_deaths(tmp_path: Path) -> None:
     script = tmp_path / "script.py"  # a file, because spawned processes import it again
     script.write_text(METHODS)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(script), method], env=environment(), text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-        )
-        for method in ("fork", "spawn", "forkserver")
-    ]  # fmt: skip
     whole = [list(range(i, i + 4)) for i in range(0, 24, 4)]
     failing = [*whole[:2], True, *whole[3:]]
-    try:
+    with ExitStack() as stack:
+        methods = ("fork", "spawn", "forkserver")
+        processes = [stack.enter_context(start(str(script), method)) for method in methods]
         for process in processes:
-            output, errors = process.communicate(timeout=90)
+            output, errors = process.communicate(timeout=200)
             assert process.returncode == 0, errors
             epochs, *rest = output.splitlines()
             assert json.loads(epochs) == [failing, failing, whole[4:]]
             assert rest == ["1", "True", "True", "[]"]
-    finally:
-        for process in processes:
-            stop(process)
 
 
 # --- signals meant for the whole job -------------------------------------------------------------
@@ -438,36 +412,31 @@ if __name__ == "__main__":
     main()
 """
 SIGNALS = [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
+ENDS_WITHIN = 20  # seconds, on a busy machine; without the leash it is minutes, or for ever
 
 
 def test_signals_to_the_job_leave_the_workers_to_the_trainer() -> None:
     """torchrun, SLURM and Kubernetes signal all processes; the trainer saves, and ends them."""
-    process = start(PREEMPTED, "fork", "ends")
-    try:
+    with start("-W", "ignore", "-c", PREEMPTED, "fork", "ends") as process:
         assert process.stdout is not None
         workers = [int(pid) for pid in process.stdout.readline().split()]
         for number in [*SIGNALS, *SIGNALS]:
             os.killpg(process.pid, number)
             time.sleep(0.01)
-        output, errors = process.communicate(timeout=30)
+        output, errors = process.communicate(timeout=200)
         assert (process.returncode, output, errors) == (0, "saved 804\n", "")
         assert len(workers) == 2 and not any(map(is_running, workers))
-    finally:
-        stop(process)
 
 
 def test_workers_pass_over_signals_and_end_with_a_trainer_that_is_killed(tmp_path: Path) -> None:
     """Under every start method."""
     script = tmp_path / "script.py"
     script.write_text(PREEMPTED)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(script), method, "stays"], env=environment(),
-            text=True, stdout=subprocess.PIPE, start_new_session=True,
-        )
-        for method in ("fork", "spawn", "forkserver")
-    ]  # fmt: skip
-    try:
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(start("-W", "ignore", str(script), method, "stays"))
+            for method in ("fork", "spawn", "forkserver")
+        ]
         for process in processes:
             assert process.stdout is not None
             workers = [int(pid) for pid in process.stdout.readline().split()]
@@ -479,9 +448,6 @@ def test_workers_pass_over_signals_and_end_with_a_trainer_that_is_killed(tmp_pat
             process.kill()
             process.wait()
             wait_until(lambda workers=workers: not any(map(is_running, workers)))  # type: ignore[misc]
-    finally:
-        for process in processes:
-            stop(process)
 
 
 class StartsAProgram:
@@ -527,19 +493,18 @@ if __name__ == "__main__":
 def test_a_trainer_ends_within_seconds_whatever_its_workers_do() -> None:
     """They are stopped: they obey no signal but SIGKILL."""
     cases = [("run", "kept"), ("persistent", "kept"), ("persistent", "closed")]
-    processes = [start(LEFT, *case) for case in cases]
-    try:
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(start("-W", "ignore", "-c", LEFT, *case)) for case in cases
+        ]
         for process in processes:
             assert process.stdout is not None
             workers, closed = process.stdout.readline().split(), process.stdout.readline()
             begun = time.monotonic()
-            output, errors = process.communicate(timeout=30)
+            output, errors = process.communicate(timeout=200)
             assert (process.returncode, output, errors) == (0, "", "")
-            assert time.monotonic() - begun < 5 and float(closed) < 7
+            assert time.monotonic() - begun < ENDS_WITHIN and float(closed) < ENDS_WITHIN
             assert len(workers) == 2 and not any(is_running(int(pid)) for pid in workers)
-    finally:
-        for process in processes:
-            stop(process)
 
 
 STALLS = """
@@ -575,16 +540,16 @@ def test_a_trainer_ends_within_seconds_whatever_its_store_does() -> None:
         store.fault = lambda method, path, count: (
             "stall" if store.num_asked("GET", path) > answered[path] else None
         )
-        processes = [
-            subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-c", STALLS, f"{store.url}/{workers}.jsonl",
-                 workers],
-                env=environment(), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE, start_new_session=True,
-            )
-            for workers in ("0", "inline", "2")
-        ]  # fmt: skip
-        try:
+        with ExitStack() as stack:
+            processes = [
+                stack.enter_context(
+                    start(
+                        *("-W", "ignore", "-c", STALLS, f"{store.url}/{workers}.jsonl", workers),
+                        stdin=subprocess.PIPE,
+                    )
+                )
+                for workers in ("0", "inline", "2")
+            ]
             for process in processes:
                 assert process.stdout is not None
                 assert process.stdout.readline() == "[0, 1, 2, 3]\n"
@@ -594,12 +559,9 @@ def test_a_trainer_ends_within_seconds_whatever_its_store_does() -> None:
                 begun = time.monotonic()
                 if is_inline:
                     process.send_signal(signal.SIGINT)
-                output, errors = process.communicate("go on\n", timeout=30)
-                assert output == "" and time.monotonic() - begun < 5
+                output, errors = process.communicate("go on\n", timeout=200)
+                assert output == "" and time.monotonic() - begun < ENDS_WITHIN
                 if is_inline:
                     assert errors.rstrip().endswith("KeyboardInterrupt")
                 else:
                     assert (process.returncode, errors) == (0, "")
-        finally:
-            for process in processes:
-                stop(process)

@@ -11,6 +11,7 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
+from processes import exit_code, forked
 
 from zephon_torch.errors import DatasetError, RecordError
 from zephon_torch.io import Dataset
@@ -20,8 +21,6 @@ pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
 from zephon_torch.io.formats import kept, parquet  # noqa: E402
-
-pytestmark = pytest.mark.timeout(120)
 
 
 def write(path: Path, num_rows: int = 40, rows_in_group: int = 10, **options: Any) -> Path:
@@ -207,10 +206,9 @@ def test_remote_reading_requests_footer_and_row_groups_only(
 def test_local_reading_starts_no_thread(tmp_path: Path) -> None:
     """Seen in a child, which begins with one, whatever other tests have started here."""
     dataset = Dataset.from_path("a", write(tmp_path / "x.parquet"))
-    if not (child := os.fork()):
-        is_alone = False
-        try:
-            is_alone = len(list(dataset)) == 40 and len(os.listdir("/proc/self/task")) == 1
-        finally:
-            os._exit(0 if is_alone else 1)
-    assert os.waitpid(child, 0)[1] == 0
+
+    def read_alone() -> None:
+        assert len(list(dataset)) == 40 and len(os.listdir("/proc/self/task")) == 1
+
+    with forked(read_alone) as child:
+        assert exit_code(child) == 0

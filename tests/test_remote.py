@@ -26,7 +26,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from processes import wait_until
+from processes import exit_code, forked, wait_until
 from stores import LIES, WebStore
 
 from zephon_torch import DataLoader
@@ -36,7 +36,6 @@ from zephon_torch.io.options import StorageOptions
 from zephon_torch.io.storage import connect
 
 aiohttp = pytest.importorskip("aiohttp")
-pytestmark = pytest.mark.timeout(60)
 IDS = list(range(40))
 
 
@@ -569,25 +568,23 @@ def test_clients_work_in_forked_children_and_their_threads(store: WebStore) -> N
         thread.start()
     try:
         for _ in range(5):
-            pid = os.fork()
-            if pid == 0:
-                code = 1
-                try:
-                    read_all(dataset)
-                    errors: list[Exception] = []
-                    inner = [threading.Thread(target=caught, args=(dataset, errors)) for _ in "12"]
-                    for thread in inner:
-                        thread.start()
-                    for thread in inner:
-                        thread.join()
-                    code = len(errors)
-                finally:
-                    os._exit(code)
-            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+            with forked(lambda: read_in_threads(dataset)) as child:
+                assert exit_code(child) == 0
     finally:
         stop.set()
         for thread in threads:
             thread.join()
+
+
+def read_in_threads(dataset: Dataset) -> None:
+    read_all(dataset)
+    errors: list[Exception] = []
+    threads = [threading.Thread(target=caught, args=(dataset, errors)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
 
 
 def caught(dataset: Dataset, errors: list[Exception]) -> None:

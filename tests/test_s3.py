@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import threading
 import time
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 from launch import Launch
-from processes import wait_until
+from processes import exit_code, forked, wait_until
 from stores import SECRET, s3_options, s3_server
 
 from zephon_torch import DataLoader
@@ -22,7 +21,6 @@ from zephon_torch.errors import DatasetError, StorageError
 from zephon_torch.io import Dataset, retries, waits
 
 pytest.importorskip("s3fs")
-pytestmark = pytest.mark.timeout(120)
 NUM_SHARDS, SIZE = 8, 30
 
 
@@ -99,22 +97,18 @@ def test_clients_work_in_forked_children_and_in_threads(server: str) -> None:
     dataset = dataset_of(server)
     expected = ids_of(dataset)
     results: list[list[int]] = []
+
+    def reads_the_same() -> None:
+        assert ids_of(dataset) == expected
+
     threads = [threading.Thread(target=lambda: results.append(ids_of(dataset))) for _ in range(3)]
     for thread in threads:
         thread.start()
-    children = []
-    for _ in range(2):
-        if not (pid := os.fork()):
-            code = 1
-            try:
-                code = int(ids_of(dataset) != expected)
-            finally:
-                os._exit(code)
-        children.append(pid)
-    for thread in threads:
-        thread.join()
-    assert results == [expected] * 3
-    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children] == [0, 0]
+    with forked(reads_the_same) as first, forked(reads_the_same) as second:
+        for thread in threads:
+            thread.join()
+        assert results == [expected] * 3
+        assert [exit_code(first), exit_code(second)] == [0, 0]
 
 
 def test_tries_do_not_multiply(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,15 +160,13 @@ def steps(folder: Path, rank: int) -> list[tuple[int, list[int]]]:
 def test_two_ranks_with_two_workers_are_killed_and_go_on(server: str, tmp_path: Path) -> None:
     dataset = dataset_of(server)
     arguments = (tmp_path, "s3://data", json.dumps(s3_options(server)))
-    first = Launch("stored.py", *arguments, world=2, output=tmp_path / "output.1")
-    try:
-        wait_until(lambda: len(steps(tmp_path, 0)) >= 7, seconds=60)
-    finally:
-        first.kill()
+    with Launch("stored.py", *arguments, world=2, output=tmp_path / "output.1"):
+        wait_until(lambda: len(steps(tmp_path, 0)) >= 7)
     saved = json.loads((tmp_path / "state.json").read_text())["delivered"]
     before = [[step for step in steps(tmp_path, rank) if 0 < step[0] <= saved] for rank in range(2)]
     noted = [len(steps(tmp_path, rank)) for rank in range(2)]
-    Launch("stored.py", *arguments, world=2, output=tmp_path / "output.2").wait()
+    with Launch("stored.py", *arguments, world=2, output=tmp_path / "output.2") as second:
+        second.wait()
     ranks = [before[rank] + steps(tmp_path, rank)[noted[rank] :] for rank in range(2)]
     together = [a[1] + b[1] for a, b in zip(*ranks, strict=True)]
     plain = DataLoader(dataset, batch_size=12, shuffle=True, seed=4, num_threads=0)

@@ -178,7 +178,6 @@ def test_patterns_of_any_depth_give_each_file_once_where_links_form_rings(tmp_pa
     assert paths_of(folder / "**" / "e.jsonl") == ["[x]/e.jsonl"]
 
 
-@pytest.mark.timeout(20)
 def test_pipes_are_never_waited_for(tmp_path: Path) -> None:
     values = tmp_path / "values.bin"
     values.write_bytes(bytes(8))

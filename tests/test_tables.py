@@ -26,7 +26,6 @@ pa = pytest.importorskip("pyarrow")
 ipc = pytest.importorskip("pyarrow.ipc")
 parquet = pytest.importorskip("pyarrow.parquet")
 
-pytestmark = pytest.mark.timeout(120)
 
 Write = Callable[[Any, Path], None]
 

@@ -31,7 +31,6 @@ from zephon_torch.io.formats.webdataset import INDEXER
 from zephon_torch.io.index import StaleIndexWarning
 from zephon_torch.io.storage import connect
 
-pytestmark = pytest.mark.timeout(60)
 REDS = [10, 200]
 
 

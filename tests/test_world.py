@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch.distributed as dist
+from processes import exit_code, forked
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from toys import memory
@@ -142,8 +142,10 @@ def test_the_first_rank_is_asked_for_but_never_by_a_forked_child(
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
     assert World().first_said("mine") == "another rank was here"
     assert World(1, 4).first_said("mine") == "mine"
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if (World().first_said("mine"), store.asked) == ("mine", 1) else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def asks_nobody() -> None:
+        assert (World().first_said("mine"), store.asked) == ("mine", 1)
+
+    with forked(asks_nobody) as child:
+        assert exit_code(child) == 0
     assert store.asked == 1

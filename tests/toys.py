@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,16 @@ def ids(batch: Any) -> list[int]:
 def batches(loop: Iterable[Any]) -> list[list[int]]:
     """Ids of all batches of one loop."""
     return [ids(batch) for batch in loop]
+
+
+def patiently(loop: Iterator[Any]) -> Any:
+    """The next batch of a loop with a short time-out: on a busy machine it may come later."""
+    while True:
+        try:
+            return next(loop)
+        except RuntimeError as error:
+            if not re.search("timed out|did not come", str(error)):
+                raise
 
 
 def flat(lists: Iterable[Iterable[int]]) -> list[int]:

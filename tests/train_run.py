@@ -63,14 +63,14 @@ class Run(Launch):
     def steps(self, rank: int = 0) -> list[Line]:
         return [line for line in self.lines(rank) if "ids" in line]
 
-    def wait(self, seconds: float = 100) -> None:
+    def wait(self, seconds: float = 200) -> None:
         super().wait(seconds)
         for rank in range(self.world):
             assert self.lines(rank)[-1] == {"done": True}
 
     def wait_until(self, reached: Callable[[list[Line]], bool]) -> None:
         """Until rank 0 has got there."""
-        deadline = time.monotonic() + 100
+        deadline = time.monotonic() + 200
         while not reached(self.steps()):
             assert self.is_running, self.printed
             assert time.monotonic() < deadline, f"never got there:\n{self.printed}"
@@ -83,7 +83,7 @@ class Run(Launch):
 
     def kill_rank(self, rank: int) -> None:
         """SIGKILL one rank, once it has begun; the launcher then takes down the others."""
-        deadline = time.monotonic() + 100
+        deadline = time.monotonic() + 200
         while not self.lines(rank):
             assert self.is_running and time.monotonic() < deadline, self.printed
             time.sleep(0.002)

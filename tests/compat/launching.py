@@ -28,14 +28,11 @@ def launch(forks: Forks, world: int, script: Path, *arguments: str) -> str:
     """What it printed on standard output."""
     with TemporaryDirectory() as folder:
         output, errors = Path(folder, "output"), Path(folder, "errors")
-        run = Launch(
+        with Launch(
             script, *arguments, world=world if world > 1 else 0, output=output, errors=errors,
             starter=forks,
-        )  # fmt: skip
-        try:
-            run.wait(150)
-        finally:
-            run.kill()
+        ) as run:  # fmt: skip
+            run.wait()
         return output.read_text()
 
 

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 from launch import Forks
 from launching import installed, launch, results
-from processes import ROOT, environment
+from processes import ROOT, started
 
 pytestmark = [
     pytest.mark.skipif(not installed("accelerate"), reason="accelerate is not installed"),
-    pytest.mark.timeout(240),
 ]
 
 EPOCH = list(range(23))
@@ -145,12 +144,10 @@ def test_the_example_goes_on_with_two_processes_as_if_it_had_had_one(
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes=2"]
     whole = launch(forks, 1, script, *options)
     (tmp_path / "step-000020").rename(tmp_path / "unused")
-    done = subprocess.run(
-        [*launcher, str(script), *options],
-        env=environment(), capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    rest = done.stdout
+    command = [*launcher, str(script), *options]
+    with started(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        rest, errors = run.communicate(timeout=200)
+    assert run.returncode == 0, errors
 
     def numbers(output: str, pattern: str) -> list[list[float]]:
         return [[float(part) for part in found] for found in re.findall(pattern, output)]

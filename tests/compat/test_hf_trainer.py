@@ -20,7 +20,6 @@ pytestmark = [
         not installed("transformers", "accelerate"),
         reason="transformers or accelerate is not installed",
     ),
-    pytest.mark.timeout(240),
 ]
 
 # Eleven global batches of 4 samples an epoch, the last of 2; three to an optimizer step, two to the

@@ -10,6 +10,7 @@ import re
 import runpy
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -244,23 +245,21 @@ Start = Callable[[str, int], Launch]
 @pytest.fixture
 def start(tmp_path: Path, forks: Forks) -> Iterator[Start]:
     """Starts an example as its users do: Lightning starts the processes of other devices."""
-    started = []
+    with ExitStack() as stack:
 
-    def start(name: str, devices: int) -> Launch:
-        script = ROOT / "examples" / f"lightning_{name}.py"
-        options = (f"--devices={devices}", f"--folder={tmp_path}")
-        output = tmp_path / f"output-{devices}"
-        started.append(Launch(script, *options, world=0, output=output, starter=forks))
-        return started[-1]
+        def start(name: str, devices: int) -> Launch:
+            script = ROOT / "examples" / f"lightning_{name}.py"
+            options = (f"--devices={devices}", f"--folder={tmp_path}")
+            output = tmp_path / f"output-{devices}"
+            launch = Launch(script, *options, world=0, output=output, starter=forks)
+            return stack.enter_context(launch)
 
-    yield start
-    for launch in started:
-        launch.kill()
+        yield start
 
 
 def kill_at(launch: Launch, line: str) -> None:
     """Kills it as soon as it has printed a line."""
-    deadline = time.monotonic() + 100
+    deadline = time.monotonic() + 200
     while f"\n{line}" not in launch.printed:
         assert launch.is_running and time.monotonic() < deadline, launch.printed
         time.sleep(0.002)

@@ -34,8 +34,6 @@ from torchtitan.config import Configurable
 from zephon_torch import frameworks
 from zephon_torch.frameworks.torchtitan import TitanDataLoader
 
-pytestmark = pytest.mark.timeout(240)
-
 SCRIPT = Path(__file__).with_name("torchtitan_run.py")
 EXAMPLES = Path(__file__).parents[2] / "examples"
 INTERVAL = 3

@@ -539,7 +539,7 @@ def process(rank: int, world: int, meeting: Path, job: Callable[[], None]) -> No
     """One rank of a job."""
     store = dist.FileStore(str(meeting), world)
     dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=120)
+        "gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=200)
     )
     torch.manual_seed(rank)
     job()

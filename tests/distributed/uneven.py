@@ -44,7 +44,7 @@ def run(*, drop_last: bool) -> tuple[list[list[list[tuple[int, bool]]]], list[in
 
 
 def main(folder: Path) -> None:
-    dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=200))
     dropped, _ = run(drop_last=True)
     padded, sums = run(drop_last=False)
     report = {"drop": dropped, "pad": padded, "sums": sums}
