@@ -8,7 +8,7 @@ from typing import Any
 from zephon_torch.io.formats.libarrow import pa, types
 
 # pyarrow has no values for intervals of months, or of days and milliseconds.
-_INTERVALS = (pa.lib.Type_INTERVAL_MONTHS, pa.lib.Type_INTERVAL_DAY_TIME)
+_INTERVALS = (21, 22)  # ids of these types in Arrow's C++
 _REFUSED = (types.is_union, types.is_run_end_encoded, lambda kind: kind.id in _INTERVALS)
 
 # Types whose values are checked beyond what reading them needs: text for UTF-8, decimals for their
