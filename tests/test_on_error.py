@@ -127,7 +127,7 @@ def test_a_batch_of_bad_records_comes_with_one_substitute_that_is_not_real(folde
         [Dataset.from_path("web", folder)], {"web": 1}, shuffle_shards=False
     )
     tolerant = DataLoader(source, 2, on_error="skip", collate_fn=ids_only)
-    batch = tolerant[5]  # records 10 and 11
+    batch = tolerant.batch(5)  # records 10 and 11
     assert len(batch) == 1 and batch[0]["id"] not in BAD_LINES
     seen = [(batch, tolerant.valid.tolist()) for batch in tolerant]  # type: ignore[union-attr]
     assert seen[5] == (batch, [False])

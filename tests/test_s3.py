@@ -172,4 +172,4 @@ def test_two_ranks_with_two_workers_are_killed_and_go_on(server: str, tmp_path: 
     plain = DataLoader(dataset, batch_size=12, shuffle=True, seed=4, num_threads=0)
     assert together == [batch["id"].tolist() for batch in plain]
     kept = sorted(path.suffix for path in (tmp_path / "cache").iterdir())
-    assert kept == [".lock", *[".shard"] * NUM_SHARDS]
+    assert kept == [".lock", *[".shard"] * NUM_SHARDS, *[".sum"] * NUM_SHARDS]
