@@ -18,8 +18,8 @@ from torchtitan.components.checkpoint import CheckpointManager
 from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
 
 from zephon_torch import StaticMixtureWorkSource
-from zephon_torch.frameworks.torchtitan import TitanDataLoader
 from zephon_torch.io import Dataset
+from zephon_torch.trainers.torchtitan import TitanDataLoader
 
 SEQ_LEN, GLOBAL_BATCH_SIZE, VOCABULARY = 16, 8, 1024
 

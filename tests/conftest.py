@@ -21,7 +21,7 @@ import pytest
 from hypothesis import settings
 from processes import children_of_this, is_running, is_service
 
-from zephon_torch.io.recent import Recent
+from zephon_torch.support.lru import Recent
 
 settings.register_profile("zephon", derandomize=True, deadline=None, max_examples=50)
 settings.register_profile("long", settings.get_profile("zephon"), max_examples=500)

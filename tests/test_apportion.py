@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from zephon_torch.arithmetic.apportion import MAX_POSITION, SplitTree
 from zephon_torch.io import Dataset
 from zephon_torch.work import StaticMixtureWorkSource
-from zephon_torch.work.mixture import TOTAL_LIMIT
+from zephon_torch.work.order.mixture import TOTAL_LIMIT
 
 SMALL = st.lists(st.integers(1, 60), min_size=1, max_size=12)
 ANY = st.lists(st.integers(1, TOTAL_LIMIT // 12), min_size=1, max_size=12)

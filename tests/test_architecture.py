@@ -9,6 +9,7 @@ import inspect
 import pkgutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -22,62 +23,60 @@ ROOT = Path(zephon_torch.__file__).parent
 FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
 MAX_LINES = 400
 
-# Layers from the bottom up; a file imports only from its own layer and from those before it.
-LAYERS = [
-    (
-        "foundation",
-        [
-            *("errors.py", "version.py", "checks.py", "extras.py", "forks.py", "keywords.py"),
-            *("forgotten.py", "skipping.py"),
-        ],
-    ),
-    ("arithmetic", ["arithmetic/"]),
-    ("io", ["io/"]),
-    ("work", ["work/"]),
-    ("world", ["world.py"]),
-    ("splitter", ["work/splitter.py"]),
-    ("nodes", ["nodes/"]),
-    (
-        "engine",
-        [
-            "sending.py",
-            "ring.py",
-            "leash.py",
-            "worker_side.py",
-            "workers.py",
-            "engine.py",
-            "ahead.py",
-        ],
-    ),
-    ("its parts", ["arguments.py", "caching.py", "adopt.py", "cursor.py", "prepared.py"]),
-    ("its parts", ["stats.py", "settings.py", "same_order.py", "attendance.py", "loop_checks.py"]),
-    ("loader", ["torch_face.py", "uncounted.py", "iteration.py", "loader.py"]),
-    (
-        "around it",
-        ["hidden.py", "checkpoint.py", "iterable.py", "skippable.py", "cli.py", "__main__.py"],
-    ),
-    ("the package", ["__init__.py"]),
-    ("frameworks", ["frameworks/"]),
+MAX_FILES = 12  # of a room
+
+# Rooms from the bottom up: a file imports from its own room and from those before it.
+ROOMS = [
+    "errors.py",
+    "version.py",
+    "support",
+    "arithmetic",
+    "io/storage",
+    "io/index",
+    "io/cache",
+    "io/codecs",
+    "io/formats",
+    "io/formats/json",
+    "io/formats/tables",
+    "io/formats/tar",
+    "io/formats/rows",
+    "io/formats/mds",
+    "io/datasets",
+    "io",
+    "work/order",
+    "work/identity",
+    "work/plan",
+    "work/sources",
+    "work/sharing",
+    "work",
+    "nodes",
+    "engines",
+    "bridges",
+    "loader/watch",
+    "loader",
+    "trainers",
+    "audit",
+    "__main__.py",
+    "__init__.py",
 ]
 # The plan and all below it is plain arithmetic: files of work/ that may know torch.
-WORK_WITH_TORCH = {"work/source.py", "work/splitter.py", "work/foreign_samplers.py"}
-FSSPEC_ONLY_IN = {"io/storage.py", "io/cache.py"}
+WORK_WITH_TORCH = {
+    "work/sources/static_mixture.py",
+    "work/sharing/splitter.py",
+    "work/sharing/foreign_samplers.py",
+    "work/sharing/world.py",
+}
+FSSPEC_ONLY_IN = {"io/storage/remote.py", "io/cache/shard_cache.py"}
 STARTS_THREADS = {
-    "engine.py", "worker_side.py", "workers.py", "leash.py", "ahead.py", "io/indexing.py",
-    "io/waits.py",
+    "engines/engine.py", "engines/worker_side.py", "engines/processes.py", "engines/leash.py",
+    "engines/look_ahead.py", "io/datasets/counting.py", "support/waits.py",
 }  # fmt: skip
-READS_TORCH_DISTRIBUTED = {"world.py"}
+READS_TORCH_DISTRIBUTED = {"work/sharing/world.py"}
 
 
-def layer_of(file: str) -> int:
-    """The layer that names a file itself, else the one that names its folder."""
-    for number, (_, entries) in enumerate(LAYERS):
-        if file in entries:
-            return number
-    for number, (_, entries) in enumerate(LAYERS):
-        if any(entry.endswith("/") and file.startswith(entry) for entry in entries):
-            return number
-    raise AssertionError(f"{file} is in no layer: add it to LAYERS")
+def room_of(file: str) -> str:
+    """The folder of a file; a file of the package's root is a room of its own."""
+    return file.rpartition("/")[0] or file
 
 
 @cache
@@ -153,10 +152,18 @@ def outside_modules(file: str, *, at_import_time: bool) -> set[str]:
 # --- who imports whom ----------------------------------------------------------------------------
 
 
+def test_every_room_is_listed_and_small() -> None:
+    counts = Counter(room_of(file) for file in FILES)
+    assert set(ROOMS) == set(counts)
+    files = {room: counts[room] - (f"{room}/__init__.py" in FILES) for room in ROOMS}
+    assert {room: number for room, number in files.items() if number > MAX_FILES} == {}
+
+
 @pytest.mark.parametrize("file", FILES)
-def test_a_file_imports_only_from_its_layer_and_those_below(file: str) -> None:
+def test_a_file_imports_only_from_its_room_and_those_below(file: str) -> None:
     for other in imported_files(file):
-        assert layer_of(other) <= layer_of(file), f"{file} imports {other} from above"
+        is_below = ROOMS.index(room_of(other)) <= ROOMS.index(room_of(file))
+        assert is_below, f"{file} imports {other} from above"
 
 
 def test_no_two_files_import_each_other_by_any_way_round() -> None:
@@ -167,8 +174,8 @@ def test_no_two_files_import_each_other_by_any_way_round() -> None:
         assert free, f"a cycle among {sorted(left)}: {left}"
         order += free
         left = {file: needs - set(free) for file, needs in left.items() if file not in free}
-    assert [file for file in order if not file.startswith("frameworks/")][-1] == "__init__.py"
-    assert set(order[:4]) & {"errors.py", "version.py"}
+    assert [file for file in order if not file.startswith("trainers/")][-1] == "__init__.py"
+    assert not imported_files("errors.py") and not imported_files("version.py")
 
 
 @pytest.mark.parametrize(
@@ -271,9 +278,10 @@ def modules() -> list[Any]:
 
 
 def has_its_framework(module: str) -> bool:
-    """Whether the framework that a module of frameworks/ is named after is installed."""
-    *parents, name = module.split(".")
-    return parents[-1:] != ["frameworks"] or importlib.util.find_spec(name) is not None
+    """Whether the trainer that a module subclasses is installed."""
+    return module != "zephon_torch.trainers.torchtitan" or (
+        importlib.util.find_spec("torchtitan") is not None
+    )
 
 
 @pytest.mark.parametrize("module", ["zephon_torch", "zephon_torch.io", "zephon_torch.work"])
@@ -354,7 +362,7 @@ def test_importing_pulls_in_no_format_library(module: str) -> None:
     found = loaded_after(f"import {module}")
     assert not {name.split(".")[0] for name in found} & FORMAT_LIBRARIES
     if module == "zephon_torch.work":
-        assert not any(name.startswith("zephon_torch.io.formats.jsonl") for name in found)
+        assert not any(name.startswith("zephon_torch.io.formats.json.jsonl") for name in found)
 
 
 def test_importing_adds_little_beyond_torch() -> None:

@@ -15,13 +15,13 @@ import pytest
 from zephon_torch import DataLoader
 from zephon_torch.errors import DatasetError, RecordError
 from zephon_torch.io import Dataset
-from zephon_torch.io.index import StaleIndexWarning
-from zephon_torch.io.storage import RemoteStorage
+from zephon_torch.io.index.index import StaleIndexWarning
+from zephon_torch.io.storage.remote import RemoteStorage
 
 pa = pytest.importorskip("pyarrow")
 ipc = pytest.importorskip("pyarrow.ipc")
 
-from zephon_torch.io.formats import kept  # noqa: E402
+from zephon_torch.io.formats.tables import table_cache  # noqa: E402
 
 HF_FOLDER = Path(__file__).parent / "data" / "hf_folder"
 
@@ -67,7 +67,7 @@ def test_rows_of_a_local_file_are_read_without_copying_their_batch(tmp_path: Pat
     with closing(dataset.open(0)) as reader:
         assert [row["id"] for row in reader.read(np.array([1500, 7]))] == [500, 7]
         assert pa.total_allocated_bytes() - before < 100_000
-        assert kept.kept.num_bytes < 100_000  # of 64 MiB: thousands of batches stay at hand
+        assert table_cache.kept.num_bytes < 100_000  # of 64 MiB: thousands of batches stay at hand
 
 
 def test_opening_a_remote_file_again_takes_a_few_requests(

@@ -10,8 +10,9 @@ import pytest
 import torch.distributed as dist
 from launch import Launch
 
-from zephon_torch import attendance, world
-from zephon_torch.world import Roll, World
+from zephon_torch.loader.watch import attendance
+from zephon_torch.work.sharing import world
+from zephon_torch.work.sharing.world import Roll, World
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -23,9 +23,10 @@ from hypothesis import strategies as st
 from processes import exit_code, forked, state, wait_until
 
 from zephon_torch.errors import ConfigurationError, DatasetError, StorageError
-from zephon_torch.io import checksums, waits
-from zephon_torch.io.cache import Held, ShardCache
-from zephon_torch.io.checksums import DamagedCopyWarning
+from zephon_torch.io.cache import checksums
+from zephon_torch.io.cache.checksums import DamagedCopyWarning
+from zephon_torch.io.cache.shard_cache import Held, ShardCache
+from zephon_torch.support import waits
 
 SIZE = 1000
 STUCK = 600  # seconds: until it is killed

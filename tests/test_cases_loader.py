@@ -589,7 +589,7 @@ CHANGES: dict[str, tuple[Callable[[Path], None] | None, dict[str, Any], str]] = 
 }
 
 
-@pytest.mark.filterwarnings("ignore::zephon_torch.io.index.StaleIndexWarning")
+@pytest.mark.filterwarnings("ignore::zephon_torch.io.index.index.StaleIndexWarning")
 @pytest.mark.parametrize(("change", "options", "message"), CHANGES.values(), ids=CHANGES)
 def test_c16_a_changed_plan_is_told_in_words_and_can_be_overridden(
     tmp_path: Path, change: Callable[[Path], None] | None, options: dict[str, Any], message: str

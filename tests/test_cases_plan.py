@@ -14,7 +14,7 @@ import pytest
 from zephon_torch.errors import MixtureError
 from zephon_torch.io import Dataset
 from zephon_torch.work import MixtureSpec, StaticMixtureWorkSource
-from zephon_torch.work.splitter import ChunkSplitter
+from zephon_torch.work.sharing.splitter import ChunkSplitter
 
 Id = tuple[str, int]
 

@@ -16,13 +16,14 @@ import pytest
 from processes import started, wait_until
 from toys import write_shards
 
-from zephon_torch import cli
+from zephon_torch.audit import cli
 from zephon_torch.errors import DatasetError, WorkerError
-from zephon_torch.io import Dataset, indexing
-from zephon_torch.io.discovery import Found, find_shards
-from zephon_torch.io.files import FileInfo, StoredFile
-from zephon_torch.io.formats import jsonl
-from zephon_torch.io.local import LocalStorage
+from zephon_torch.io import Dataset
+from zephon_torch.io.datasets import counting as indexing
+from zephon_torch.io.datasets.discovery import Found, find_shards
+from zephon_torch.io.formats.json import jsonl
+from zephon_torch.io.storage.files import FileInfo, StoredFile
+from zephon_torch.io.storage.local import LocalStorage
 
 ROOT = Path(__file__).parent.parent
 
@@ -247,7 +248,7 @@ def test_the_command_is_installed_under_its_name() -> None:
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     scripts = setup["options.entry_points"]["console_scripts"].split("\n")
-    assert "zephon-torch = zephon_torch.cli:main" in scripts
+    assert "zephon-torch = zephon_torch.audit.cli:main" in scripts
 
 
 def test_a_path_that_fails_does_not_keep_the_others_from_their_index(

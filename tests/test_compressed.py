@@ -24,15 +24,17 @@ from test_jsonl import naive_starts, stored
 
 from zephon_torch import DataLoader
 from zephon_torch.errors import ConfigurationError, DatasetError, RecordError, ZephonError
-from zephon_torch.io import Dataset, blocks, decoded, index, whole
-from zephon_torch.io.codecs import Compressed, codec_of, open_decoder
+from zephon_torch.io import Dataset
+from zephon_torch.io.codecs import Compressed, blocks, codec_of, decoded, open_decoder
+from zephon_torch.io.codecs import decoded_files as whole
 from zephon_torch.io.codecs import gzip as gzip_codec
-from zephon_torch.io.formats import jsonl
-from zephon_torch.io.formats.lines import find_decoded_lines
-from zephon_torch.io.index import StaleIndexWarning
-from zephon_torch.io.ranges import open_ranges
-from zephon_torch.io.recent import Recent
-from zephon_torch.io.sidecar import encode_header
+from zephon_torch.io.formats.json import jsonl
+from zephon_torch.io.formats.json.lines import find_decoded_lines
+from zephon_torch.io.index import index
+from zephon_torch.io.index.index import StaleIndexWarning
+from zephon_torch.io.index.sidecar import encode_header
+from zephon_torch.io.storage.ranges import open_ranges
+from zephon_torch.support.lru import Recent
 
 Compress = Callable[[bytes], bytes]
 CODECS: dict[str, Compress] = {

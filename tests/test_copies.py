@@ -17,7 +17,7 @@ from processes import exit_code, forked
 
 from zephon_torch import DataLoader
 from zephon_torch.io import Dataset
-from zephon_torch.iteration import Iteration
+from zephon_torch.loader.iteration import Iteration
 
 ENGINES: list[dict[str, Any]] = [
     {},

@@ -16,11 +16,12 @@ import pytest
 import torch
 from format_files import mds_folder, megatron_pair
 
-from zephon_torch import DataLoader, bind, checks
+from zephon_torch import DataLoader, bind
 from zephon_torch.errors import ConfigurationError, DatasetError, PlanMismatch, StateError
 from zephon_torch.io import Dataset
-from zephon_torch.io.index import StaleIndexWarning
-from zephon_torch.iterable import WorkSourceDataset
+from zephon_torch.io.index.index import StaleIndexWarning
+from zephon_torch.support import checks
+from zephon_torch.trainers.iterable import WorkSourceDataset
 from zephon_torch.work import StaticMixtureWorkSource
 
 pytestmark = pytest.mark.timeout(60)
@@ -291,7 +292,7 @@ def test_a_file_of_arrow_cannot_claim_more_than_there_can_be(tmp_path: Path) -> 
 
 def test_files_cannot_hold_more_than_a_plan_has_room_for(tmp_path: Path) -> None:
     """Each may be sound; together they are too many. Written into manifests, so not at all."""
-    from zephon_torch.io.shards import ShardTable
+    from zephon_torch.io.datasets.shards import ShardTable
 
     table = ShardTable(np.array([1 << 53] * 4), None, ["a", "b", "c", "d"])
     made = Dataset.from_samples("web", [1])

@@ -331,7 +331,7 @@ def test_pickles_are_small_and_complete(folder: Path) -> None:
 def test_import_takes_no_format_and_no_storage_library() -> None:
     code = """
 import sys, zephon_torch.io
-print({"fsspec", "zephon_torch.io.formats.jsonl"} & set(sys.modules))
+print({"fsspec", "zephon_torch.io.formats.json.jsonl"} & set(sys.modules))
 """
     output = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from zephon_torch.errors import ConfigurationError, WorldError
 from zephon_torch.io import Dataset
 from zephon_torch.work import StaticMixtureWorkSource
-from zephon_torch.work.delivery import items_of, positions_of, rank_places
-from zephon_torch.work.splitter import ChunkSplitter
+from zephon_torch.work.sharing.delivery import items_of, positions_of, rank_places
+from zephon_torch.work.sharing.splitter import ChunkSplitter
 
 
 def numbers(length: int, chunk_size: int, **options: Any) -> StaticMixtureWorkSource:

@@ -34,7 +34,7 @@ from toys import (
 from zephon_torch import DataLoader
 from zephon_torch.errors import ZephonError
 from zephon_torch.io import Dataset
-from zephon_torch.nodes import opened
+from zephon_torch.nodes import open_readers as opened
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 

@@ -17,7 +17,8 @@ from toys import ENGINES
 
 from zephon_torch import DataLoader
 from zephon_torch.errors import DatasetError, RecordError
-from zephon_torch.io import Dataset, ranges
+from zephon_torch.io import Dataset
+from zephon_torch.io.storage import ranges
 
 SHARDS = [list(range(13)), [13], list(range(14, 31)), list(range(31, 40))]
 IDS = list(range(40))

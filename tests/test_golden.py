@@ -16,7 +16,7 @@ import pytest
 
 from zephon_torch.io import Dataset
 from zephon_torch.work import StaticMixtureWorkSource
-from zephon_torch.work.splitter import ChunkSplitter
+from zephon_torch.work.sharing.splitter import ChunkSplitter
 
 FOLDER = Path(__file__).parent / "golden"
 

@@ -23,12 +23,14 @@ import pytest
 from processes import running
 
 from zephon_torch.errors import DatasetError
-from zephon_torch.io import Dataset, index, sidecar, turns
-from zephon_torch.io.bar import byte_bar
-from zephon_torch.io.files import StoredFile
-from zephon_torch.io.formats import jsonl
-from zephon_torch.io.index import StaleIndexWarning, UnsavedIndexWarning
-from zephon_torch.io.storage import connect
+from zephon_torch.io import Dataset
+from zephon_torch.io.formats.json import jsonl
+from zephon_torch.io.index import index, sidecar
+from zephon_torch.io.index.index import StaleIndexWarning, UnsavedIndexWarning
+from zephon_torch.io.storage.files import StoredFile
+from zephon_torch.io.storage.remote import connect
+from zephon_torch.support import turns
+from zephon_torch.support.progress_bar import byte_bar
 
 CONTENT = b'{"id": 0}\n{"id": 1}\n\n{"id": 2}\n'
 RECORDS = [{"id": 0}, {"id": 1}, {"id": 2}]

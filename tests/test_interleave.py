@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from zephon_torch.arithmetic.apportion import SplitTree
 from zephon_torch.io import Dataset
-from zephon_torch.work import StaticMixtureWorkSource, interleave
-from zephon_torch.work.interleave import (
+from zephon_torch.work import StaticMixtureWorkSource
+from zephon_torch.work.order import interleave
+from zephon_torch.work.order.interleave import (
     Pieces,
     balanced_at,
     balanced_offset,

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from zephon_torch.errors import DatasetError, RecordError
 from zephon_torch.io import Dataset
-from zephon_torch.io.formats import json_values
-from zephon_torch.io.formats.json_values import parse_line, parse_lines
+from zephon_torch.io.formats.json import values as json_values
+from zephon_torch.io.formats.json.values import parse_line, parse_lines
 
 orjson = pytest.importorskip("orjson")
 

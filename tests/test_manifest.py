@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from zephon_torch.errors import ConfigurationError, DatasetError, ZephonError
 from zephon_torch.io import Dataset
-from zephon_torch.io.formats import jsonl
-from zephon_torch.io.local import LocalStorage
-from zephon_torch.io.paths import Paths
+from zephon_torch.io.datasets.paths import Paths
+from zephon_torch.io.formats.json import jsonl
+from zephon_torch.io.storage.local import LocalStorage
 
 Change = Callable[[bytes], bytes]
 

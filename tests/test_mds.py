@@ -25,9 +25,10 @@ from hypothesis import strategies as st
 
 from zephon_torch import DataLoader
 from zephon_torch.errors import ConfigurationError, DatasetError, RecordError, ZephonError
-from zephon_torch.io import Dataset, unpacked
-from zephon_torch.io.formats.mds_columns import decoder_of
-from zephon_torch.io.recent import Recent
+from zephon_torch.io import Dataset
+from zephon_torch.io.codecs import unpacked
+from zephon_torch.io.formats.mds.columns import decoder_of
+from zephon_torch.support.lru import Recent
 
 GOLDEN = Path(__file__).parent / "data" / "mds"
 COLUMNS = {"id": ("int", 8), "text": ("str", None)}

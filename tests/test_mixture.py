@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zephon_torch.errors import MixtureError
-from zephon_torch.work.mixture import TOTAL_LIMIT, MixtureSpec, integer_weights
+from zephon_torch.work.order.mixture import TOTAL_LIMIT, MixtureSpec, integer_weights
 
 WEIGHTS = st.lists(
     st.fractions(min_value=Fraction(1, 60), max_value=50, max_denominator=60),

@@ -19,8 +19,8 @@ from toys import as_list, ids, one, write_shards
 
 from zephon_torch import ChunkSplitter, DataLoader, StaticMixtureWorkSource, WorkSourceDataset
 from zephon_torch.io import Dataset
-from zephon_torch.io.formats import mapped_lines
-from zephon_torch.nodes.window import FOR_READER
+from zephon_torch.io.formats.json import mapped_lines
+from zephon_torch.nodes.windows import FOR_READER
 from zephon_torch.work import Plan, Pointers
 
 TRILLION = 10**12

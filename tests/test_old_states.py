@@ -17,8 +17,8 @@ from torch import nn
 
 from zephon_torch import ChunkSplitter, DataLoader, WorkSourceDataset, bind
 from zephon_torch.errors import PlanMismatch
-from zephon_torch.work.identity import fingerprint_of, part_hashes
-from zephon_torch.work.source import WorkSource
+from zephon_torch.work.identity.identity import fingerprint_of, part_hashes
+from zephon_torch.work.sources.static_mixture import WorkSource
 
 FOLLOWING = 6
 # other spellings of the same order, which a state of words is recognised under as well

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zephon_torch.work.order import BlockSize, SampleOrder, ShuffleLevels
+from zephon_torch.work.order.sample_order import BlockSize, SampleOrder, ShuffleLevels
 
 SIZES = [3, 0, 5, 1, 4, 0, 2]
 FILE_ORDER = [(shard, sample) for shard, size in enumerate(SIZES) for sample in range(size)]

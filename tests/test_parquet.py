@@ -15,12 +15,12 @@ from processes import exit_code, forked
 
 from zephon_torch.errors import DatasetError, RecordError
 from zephon_torch.io import Dataset
-from zephon_torch.io.storage import RemoteStorage
+from zephon_torch.io.storage.remote import RemoteStorage
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
-from zephon_torch.io.formats import kept, parquet  # noqa: E402
+from zephon_torch.io.formats.tables import parquet, table_cache  # noqa: E402
 
 
 def write(path: Path, num_rows: int = 40, rows_in_group: int = 10, **options: Any) -> Path:
@@ -61,30 +61,30 @@ def test_memory_for_decoded_row_groups_is_limited(
     dataset = Dataset.from_path("a", write(tmp_path / "x.parquet"))
     with closing(dataset.open(0)) as reader:
         reader.read(np.array([0]))
-        monkeypatch.setattr(kept, "KEPT_BYTES", kept.kept.num_bytes * 5 // 2)
+        monkeypatch.setattr(table_cache, "KEPT_BYTES", table_cache.kept.num_bytes * 5 // 2)
         with closing(dataset.open(0)) as other:
             for number in (10, 11, 20, 12, 0, 12):
                 assert other.read(np.array([number]))[0]["id"] == number
-                assert kept.kept.num_bytes <= kept.KEPT_BYTES
+                assert table_cache.kept.num_bytes <= table_cache.KEPT_BYTES
         assert decoded == [0, 1, 2, 0]
-    assert kept.kept.num_bytes == 0
-    monkeypatch.setattr(kept, "KEPT_BYTES", 1)
+    assert table_cache.kept.num_bytes == 0
+    monkeypatch.setattr(table_cache, "KEPT_BYTES", 1)
     assert len(list(dataset)) == 40
 
 
 def test_memory_for_footers_of_open_files_is_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept, "KEPT_BYTES", 50_000)
+    monkeypatch.setattr(table_cache, "KEPT_BYTES", 50_000)
     dataset = Dataset.from_path("a", write(tmp_path / "x.parquet"))
     readers = [dataset.open(0) for _ in range(20)]
     for number in (0, 39):
         for reader in readers:
             assert reader.read(np.array([number]))[0]["id"] == number
-            assert 0 < kept.kept.num_bytes <= 50_000
+            assert 0 < table_cache.kept.num_bytes <= 50_000
     for reader in readers:
         reader.close()
-    assert kept.kept.num_bytes == 0
+    assert table_cache.kept.num_bytes == 0
 
 
 @pytest.mark.parametrize("limit", ["bytes", "rows"])
@@ -93,7 +93,7 @@ def test_large_row_groups_are_decoded_in_slices_forward(
 ) -> None:
     monkeypatch.setattr(parquet, "_SLICE_BYTES", 300 if limit == "bytes" else 1 << 30)
     monkeypatch.setattr(parquet, "_SLICE_ROWS", 1 << 30 if limit == "bytes" else 25)
-    monkeypatch.setattr(kept, "KEPT_BYTES", 1)
+    monkeypatch.setattr(table_cache, "KEPT_BYTES", 1)
     dataset = Dataset.from_path("a", write(tmp_path / "x.parquet", 200, 100))
     assert [row["id"] for row in dataset] == [*range(200)]
     assert decoded == [0, 1]

@@ -18,15 +18,11 @@ from test_stopping import rules
 from zephon_torch.arithmetic import apportion
 from zephon_torch.errors import ConfigurationError
 from zephon_torch.io import Dataset
-from zephon_torch.work import (
-    StaticMixtureWorkSource,
-    composition,
-    interleave,
-    order,
-    shard_tables,
-)
-from zephon_torch.work.describe import summarize
-from zephon_torch.work.plan import Plan, Pointers
+from zephon_torch.work import StaticMixtureWorkSource
+from zephon_torch.work.order import composition, interleave, shard_tables
+from zephon_torch.work.order import sample_order as order
+from zephon_torch.work.plan.describe import summarize
+from zephon_torch.work.plan.plan import Plan, Pointers
 
 LIMIT = 400
 

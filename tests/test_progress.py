@@ -25,7 +25,7 @@ from zephon_torch import (
 )
 from zephon_torch.errors import PlanMismatch, StateError
 from zephon_torch.work import Progress
-from zephon_torch.work.source import WorkSource
+from zephon_torch.work.sources.static_mixture import WorkSource
 
 COUNTS = st.integers(0, 2**60)
 DIGITS = st.text("0123456789abcdef", min_size=64, max_size=64)

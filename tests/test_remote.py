@@ -31,9 +31,10 @@ from stores import LIES, WebStore
 
 from zephon_torch import DataLoader
 from zephon_torch.errors import ConfigurationError, DatasetError, StorageError
-from zephon_torch.io import Dataset, ranges, retries
-from zephon_torch.io.options import StorageOptions
-from zephon_torch.io.storage import connect
+from zephon_torch.io import Dataset
+from zephon_torch.io.storage import ranges, retries
+from zephon_torch.io.storage.options import StorageOptions
+from zephon_torch.io.storage.remote import connect
 
 aiohttp = pytest.importorskip("aiohttp")
 IDS = list(range(40))

@@ -17,8 +17,11 @@ from format_files import mds_folder
 
 from zephon_torch import DataLoader
 from zephon_torch.errors import DatasetError, RecordError, WorkerError
-from zephon_torch.io import Dataset, decoded, ranges, unpacked, whole
-from zephon_torch.io.recent import Recent
+from zephon_torch.io import Dataset
+from zephon_torch.io.codecs import decoded, unpacked
+from zephon_torch.io.codecs import decoded_files as whole
+from zephon_torch.io.storage import ranges
+from zephon_torch.support.lru import Recent
 
 pytestmark = pytest.mark.timeout(120)
 

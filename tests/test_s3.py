@@ -18,7 +18,9 @@ from stores import SECRET, s3_options, s3_server
 
 from zephon_torch import DataLoader
 from zephon_torch.errors import DatasetError, StorageError
-from zephon_torch.io import Dataset, retries, waits
+from zephon_torch.io import Dataset
+from zephon_torch.io.storage import retries
+from zephon_torch.support import waits
 
 pytest.importorskip("s3fs")
 NUM_SHARDS, SIZE = 8, 30

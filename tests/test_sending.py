@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from zephon_torch import DataLoader
-from zephon_torch.sending import Parcel, cannot_import
+from zephon_torch.engines.messages import Parcel, cannot_import
 
 LARGE = (256 << 10) + 1  # bytes; what is smaller travels in the message
 

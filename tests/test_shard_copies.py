@@ -18,13 +18,17 @@ import pytest
 from processes import environment, forked, wait_until
 from stores import WebStore
 
-from zephon_torch import DataLoader, PlanMismatch, ahead
-from zephon_torch.caching import parse_size
+from zephon_torch import DataLoader, PlanMismatch
+from zephon_torch.engines import look_ahead as ahead
+from zephon_torch.engines.worker_side import Batches, Counted, Task
 from zephon_torch.errors import ConfigurationError, DatasetError
-from zephon_torch.io import Dataset, cache, checksums, retries
-from zephon_torch.io.checksums import DamagedCopyWarning
-from zephon_torch.io.copies import ShardCopies
-from zephon_torch.worker_side import Batches, Counted, Task
+from zephon_torch.io import Dataset
+from zephon_torch.io.cache import checksums
+from zephon_torch.io.cache import shard_cache as cache
+from zephon_torch.io.cache.checksums import DamagedCopyWarning
+from zephon_torch.io.cache.copies import ShardCopies
+from zephon_torch.io.storage import retries
+from zephon_torch.loader.cache_options import parse_size
 
 pytest.importorskip("aiohttp")
 NUM_SHARDS, SIZE = 6, 12

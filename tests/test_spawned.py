@@ -21,8 +21,8 @@ import torch.multiprocessing as mp
 from processes import environment
 
 from zephon_torch import DataLoader, Skippable, bind
+from zephon_torch.engines.messages import PrivateGenerator
 from zephon_torch.io import Dataset
-from zephon_torch.sending import PrivateGenerator
 
 pytestmark = pytest.mark.timeout(400)  # each process imports torch
 KEY = "data_progress._extra_state"

@@ -20,8 +20,8 @@ from zephon_torch import ChunkSplitter, DataLoader
 from zephon_torch.errors import ConfigurationError
 from zephon_torch.io import Dataset
 from zephon_torch.work import StaticMixtureWorkSource
-from zephon_torch.work.progress import Progress
-from zephon_torch.work.spellings import is_same_plan, plainly
+from zephon_torch.work.identity.progress import Progress
+from zephon_torch.work.identity.spellings import is_same_plan, plainly
 
 EPOCHS = 3
 SEEN = 150  # first positions of a long plan that are looked at, beside its last ones

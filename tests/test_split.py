@@ -19,7 +19,7 @@ from zephon_torch import DataLoader
 from zephon_torch.arithmetic.apportion import SplitTree
 from zephon_torch.errors import ConfigurationError, RecordError, WorkerError
 from zephon_torch.io import Dataset
-from zephon_torch.io.split import BLOCK, sizes_of_parts
+from zephon_torch.io.datasets.part import BLOCK, sizes_of_parts
 from zephon_torch.work import StaticMixtureWorkSource
 
 SIZES = [1, 0, 127, 128, 129, 300, 315]
@@ -63,7 +63,7 @@ def test_parts_are_disjoint_and_everything_together(
 
 
 def by_definition(shard_sizes: list[int], sizes: dict[str, int], seed: int) -> dict[str, list[int]]:
-    """The definition in ``io/split.py``, record by record in plain integers."""
+    """The definition in ``io/datasets/part.py``, record by record in plain integers."""
     names = sorted(sizes)
     tree = SplitTree([sizes[name] for name in names])
     key = oracle.text_key("zephon_torch/split/1", str(seed), "")

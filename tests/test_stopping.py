@@ -16,7 +16,7 @@ from zephon_torch.arithmetic.apportion import SplitTree
 from zephon_torch.errors import ConfigurationError
 from zephon_torch.io import Dataset
 from zephon_torch.work import StaticMixtureWorkSource
-from zephon_torch.work.stopping import Segments, StopRules
+from zephon_torch.work.order.stopping import Segments, StopRules
 
 ABC = {"a": 5, "b": 2, "c": 7}
 

@@ -72,7 +72,7 @@ def test_what_a_test_leaves_is_put_back_or_told_and_processes_are_ended(tmp_path
 READERS = """
 import fsspec, numpy as np, pytest
 from zephon_torch.io import Dataset
-from zephon_torch.io.formats import kept
+from zephon_torch.io.formats.tables import table_cache as kept
 
 pa = pytest.importorskip("pyarrow.parquet")
 left = []

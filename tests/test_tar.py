@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tars import END, FORMATS, files_of_tarfile, header, padded, special, summed, tar
 
 from zephon_torch.errors import DatasetError
-from zephon_torch.io.files import StoredFile
-from zephon_torch.io.formats.tar import TarError, TarWalk
-from zephon_torch.io.formats.tar_samples import find_samples, parse_sample, split_name
+from zephon_torch.io.formats.tar.members import TarError, TarWalk
+from zephon_torch.io.formats.tar.samples import find_samples, parse_sample, split_name
+from zephon_torch.io.storage.files import StoredFile
 
 LONG = "folder/" * 5 + "x" * 90
 LONGER = "/".join(["y" * 90] * 6)

@@ -18,13 +18,15 @@ from hypothesis import strategies as st
 
 from zephon_torch import DataLoader, StaticMixtureWorkSource
 from zephon_torch.errors import DatasetError
-from zephon_torch.io import Dataset, ranges
-from zephon_torch.io.formats.mapped_rows import MappedRows, RowGroup, RowGroupKind
-from zephon_torch.io.formats.row_layout import RowLayout
-from zephon_torch.nodes import opened, window
+from zephon_torch.io import Dataset
+from zephon_torch.io.formats.rows.layout import RowLayout
+from zephon_torch.io.formats.rows.mapped import MappedRows, RowGroup, RowGroupKind
+from zephon_torch.io.storage import ranges
+from zephon_torch.nodes import open_readers as opened
+from zephon_torch.nodes import windows as window
 from zephon_torch.nodes.fetch import Fetcher
-from zephon_torch.work import items
-from zephon_torch.work.plan import Pointers
+from zephon_torch.work.plan.plan import Pointers
+from zephon_torch.work.sharing import items
 
 ENGINES: dict[str, dict[str, Any]] = {
     "inline": {"num_threads": 0},

@@ -12,7 +12,7 @@ import torch
 from toys import ENGINES, batches, flat, ids, memory, mixture_of, one, three_in_files
 
 from zephon_torch import ConfigurationError, DataLoader, StateError
-from zephon_torch.work.source import WorkSource
+from zephon_torch.work.sources.static_mixture import WorkSource
 
 SIZE, EPOCH = 4, 12
 

@@ -20,10 +20,10 @@ from format_files import mds_folder
 from tars import tar
 
 from zephon_torch import DataLoader
-from zephon_torch.cli import main
+from zephon_torch.audit.cli import main
 from zephon_torch.errors import ConfigurationError, DatasetError, RecordError
 from zephon_torch.io import Dataset
-from zephon_torch.io.formats import tar_decoding
+from zephon_torch.io.formats.tar import decoding as tar_decoding
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -25,11 +25,12 @@ from tars import FORMATS, header, special, tar
 
 from zephon_torch import DataLoader
 from zephon_torch.errors import ConfigurationError, DatasetError, RecordError
-from zephon_torch.io import Dataset, sidecar
-from zephon_torch.io.files import StoredFile
-from zephon_torch.io.formats.webdataset import INDEXER
-from zephon_torch.io.index import StaleIndexWarning
-from zephon_torch.io.storage import connect
+from zephon_torch.io import Dataset
+from zephon_torch.io.formats.tar.webdataset import INDEXER
+from zephon_torch.io.index import sidecar
+from zephon_torch.io.index.index import StaleIndexWarning
+from zephon_torch.io.storage.files import StoredFile
+from zephon_torch.io.storage.remote import connect
 
 REDS = [10, 200]
 

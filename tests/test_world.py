@@ -14,7 +14,7 @@ from toys import memory
 
 from zephon_torch import DataLoader
 from zephon_torch.errors import WorldError
-from zephon_torch.world import World
+from zephon_torch.work.sharing.world import World
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ datasets' metadata, the weights and a seed, and any position is computed directl
 few integers, and a run goes on at the very next sample, on any number of ranks and workers.
 """
 
-from zephon_torch.checkpoint import DataProgress, bind, strip
 from zephon_torch.errors import (
     ConfigurationError,
     DatasetError,
@@ -28,14 +27,15 @@ from zephon_torch.errors import (
     WorldError,
     ZephonError,
 )
-from zephon_torch.iterable import WorkSourceDataset
-from zephon_torch.loader import DataLoader
-from zephon_torch.skippable import Skippable
-from zephon_torch.stats import LoaderStats
+from zephon_torch.loader.loader import DataLoader
+from zephon_torch.loader.stats import LoaderStats
+from zephon_torch.trainers.iterable import WorkSourceDataset
+from zephon_torch.trainers.model_state import DataProgress, bind, strip
+from zephon_torch.trainers.transformers import Skippable
 from zephon_torch.version import __version__
-from zephon_torch.work.mixture import MixtureSpec
-from zephon_torch.work.source import StaticMixtureWorkSource
-from zephon_torch.work.splitter import ChunkSplitter
+from zephon_torch.work.order.mixture import MixtureSpec
+from zephon_torch.work.sharing.splitter import ChunkSplitter
+from zephon_torch.work.sources.static_mixture import StaticMixtureWorkSource
 
 __all__ = [
     "ChunkSplitter",

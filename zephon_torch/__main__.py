@@ -2,7 +2,7 @@
 
 import sys
 
-from zephon_torch.cli import main
+from zephon_torch.audit.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

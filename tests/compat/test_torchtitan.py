@@ -31,8 +31,8 @@ import tyro
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.config import Configurable
 
-from zephon_torch import frameworks
-from zephon_torch.frameworks.torchtitan import TitanDataLoader
+from zephon_torch import trainers
+from zephon_torch.trainers.torchtitan import TitanDataLoader
 
 SCRIPT = Path(__file__).with_name("torchtitan_run.py")
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -253,7 +253,7 @@ def test_its_base_class_is_found_where_later_versions_have_it(
     monkeypatch.setitem(sys.modules, "torchtitan.components.dataloader", None)
     monkeypatch.setitem(sys.modules, "torchtitan.components.data", types.ModuleType("data"))
     monkeypatch.setitem(sys.modules, later.__name__, later)
-    monkeypatch.setattr(frameworks, "torchtitan", None)  # is put back with the module
+    monkeypatch.setattr(trainers, "torchtitan", None)  # is put back with the module
     monkeypatch.delitem(sys.modules, ours := TitanDataLoader.__module__)
 
     config = importlib.import_module(ours).TitanDataLoader.Config(dataset=[[1, 2, 3]])

@@ -53,7 +53,7 @@ from torchtitan.protocols.model import BaseModel  # noqa: E402
 from torchtitan.protocols.model_spec import ModelSpec  # noqa: E402
 from torchtitan.trainer import Trainer  # noqa: E402
 
-from zephon_torch.frameworks.torchtitan import TitanDataLoader  # noqa: E402
+from zephon_torch.trainers.torchtitan import TitanDataLoader  # noqa: E402
 
 SEQ_LEN, LOCAL_BATCH, GLOBAL_BATCH, VOCABULARY = 4, 2, 8, 4096
 

@@ -17,14 +17,14 @@ import numpy.typing as npt
 
 from zephon_torch.arithmetic.permutation import Int64Array
 from zephon_torch.errors import RecordError, StorageError, WorkerError
-from zephon_torch.io.content import directly
-from zephon_torch.io.copies import CopyReader, ShardCopies
-from zephon_torch.io.dataset import Dataset, Reader, Samples, samples_of
-from zephon_torch.io.files import StoredFile
-from zephon_torch.io.formats.mapped_rows import PlacedRows, RowGroup
-from zephon_torch.io.formats.reader import ShardGroup
-from zephon_torch.nodes.opened import OpenReaders, ThreadReaders
-from zephon_torch.work.plan import Pointers
+from zephon_torch.io.cache.copies import CopyReader, ShardCopies
+from zephon_torch.io.datasets.content import directly
+from zephon_torch.io.datasets.dataset import Dataset, Reader, Samples, samples_of
+from zephon_torch.io.formats.rows.mapped import PlacedRows, RowGroup
+from zephon_torch.io.storage.files import StoredFile
+from zephon_torch.io.storage.reader import ShardGroup
+from zephon_torch.nodes.open_readers import OpenReaders, ThreadReaders
+from zephon_torch.work.plan.plan import Pointers
 
 ROWS = {"tokens", "megatron"}  # formats whose samples are rows, or sequences, of numbers
 

@@ -17,18 +17,18 @@ import numpy.typing as npt
 import torch
 
 from zephon_torch.errors import ConfigurationError, StorageError, WorkerError
-from zephon_torch.io.copies import ShardCopies
-from zephon_torch.io.dataset import Samples, samples_of
-from zephon_torch.io.formats.mapped_rows import PlacedRows
-from zephon_torch.io.map_style import came_as_one
-from zephon_torch.nodes.batch import Collate, Pointed
+from zephon_torch.io.cache.copies import ShardCopies
+from zephon_torch.io.datasets.dataset import Samples, samples_of
+from zephon_torch.io.formats.map_style import came_as_one
+from zephon_torch.io.formats.rows.mapped import PlacedRows
+from zephon_torch.nodes.batches import Made, Mended
+from zephon_torch.nodes.collate import Collate, Pointed
 from zephon_torch.nodes.fetch import ROWS, Fetcher
-from zephon_torch.nodes.made import Made, Mended
 from zephon_torch.nodes.tolerate import OnError, Tolerance
 from zephon_torch.nodes.transform import Functions, Transform
-from zephon_torch.work.items import WorkItem, pointers_of
-from zephon_torch.work.plan import Pointers
-from zephon_torch.work.source import WorkSource
+from zephon_torch.work.plan.plan import Pointers
+from zephon_torch.work.sharing.items import WorkItem, pointers_of
+from zephon_torch.work.sources.static_mixture import WorkSource
 
 
 @dataclass(frozen=True, slots=True)

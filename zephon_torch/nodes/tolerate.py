@@ -20,12 +20,12 @@ import numpy as np
 
 from zephon_torch.arithmetic.permutation import subkey, text_key
 from zephon_torch.errors import RecordError, ZephonError
-from zephon_torch.io.dataset import Samples, samples_of
+from zephon_torch.io.datasets.dataset import Samples, samples_of
+from zephon_torch.nodes.batches import BadRecord
 from zephon_torch.nodes.fetch import Fetcher
-from zephon_torch.nodes.made import BadRecord
 from zephon_torch.nodes.transform import Transform
-from zephon_torch.work.items import WorkItem
-from zephon_torch.work.plan import Pointers
+from zephon_torch.work.plan.plan import Pointers
+from zephon_torch.work.sharing.items import WorkItem
 
 OnError: TypeAlias = Literal["raise", "skip", "substitute"]
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from zephon_torch.arithmetic.permutation import U, UInt64Array, subkeys, text_key
 from zephon_torch.errors import ConfigurationError, WorkerError
-from zephon_torch.work.plan import Pointers
+from zephon_torch.work.plan.plan import Pointers
 
 Function: TypeAlias = Callable[..., Any]
 Functions: TypeAlias = Function | Mapping[str, Function | None]

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from zephon_torch.extras import require
 from zephon_torch.io.codecs import MAGICS, CodecError, Compressed
+from zephon_torch.support.extras import require
 
 _MAGIC = MAGICS[".zst"]
 _SKIPPABLE_MAGICS = range(0x184D2A50, 0x184D2A60)

@@ -13,8 +13,8 @@ from importlib import import_module
 from typing import Any, Protocol, cast
 
 from zephon_torch.errors import ConfigurationError
-from zephon_torch.io.files import FileInfo, Storage, StoredFile
-from zephon_torch.io.formats.reader import Reader
+from zephon_torch.io.storage.files import FileInfo, Storage, StoredFile
+from zephon_torch.io.storage.reader import Reader
 
 
 class FormatOptions(Protocol):
@@ -123,21 +123,21 @@ class FormatEntry:
 # The first that has a file wins.
 FORMATS = {
     "jsonl": FormatEntry(
-        (".jsonl", ".ndjson"), "zephon_torch.io.formats.jsonl", codecs=(".gz", ".zst")
+        (".jsonl", ".ndjson"), "zephon_torch.io.formats.json.jsonl", codecs=(".gz", ".zst")
     ),
     "mds": FormatEntry(
         (".mds",),
-        "zephon_torch.io.formats.mds",
+        "zephon_torch.io.formats.mds.mds",
         codecs=(".zstd", ".zst", ".gz", ".bz2", ".br", ".snappy"),
         markers=("index.json",),
     ),
-    "megatron": FormatEntry((".bin",), "zephon_torch.io.formats.megatron", beside=".idx"),
-    "tokens": FormatEntry((".npy", ".bin"), "zephon_torch.io.formats.tokens"),
-    "webdataset": FormatEntry((".tar",), "zephon_torch.io.formats.webdataset"),
-    "parquet": FormatEntry((".parquet", ".pq"), "zephon_torch.io.formats.parquet"),
+    "megatron": FormatEntry((".bin",), "zephon_torch.io.formats.rows.megatron", beside=".idx"),
+    "tokens": FormatEntry((".npy", ".bin"), "zephon_torch.io.formats.rows.tokens"),
+    "webdataset": FormatEntry((".tar",), "zephon_torch.io.formats.tar.webdataset"),
+    "parquet": FormatEntry((".parquet", ".pq"), "zephon_torch.io.formats.tables.parquet"),
     "arrow": FormatEntry(
         (".arrow", ".arrows", ".feather"),
-        "zephon_torch.io.formats.arrow",
+        "zephon_torch.io.formats.tables.arrow",
         markers=("state.json", "dataset_dict.json"),
     ),
 }

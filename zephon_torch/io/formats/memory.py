@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from zephon_torch.errors import DatasetError
-from zephon_torch.io.formats.reader import check_bounds
-from zephon_torch.io.map_style import came_as_one
+from zephon_torch.io.formats.map_style import came_as_one
+from zephon_torch.io.storage.reader import check_bounds
 
 
 class MemoryReader:

@@ -1,0 +1,1 @@
+"""Questions about data: the command line."""

@@ -1,0 +1,1 @@
+"""What trainers expect of a running loader."""

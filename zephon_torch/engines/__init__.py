@@ -1,0 +1,1 @@
+"""Who runs the pipeline: the loop's thread, background threads, or worker processes."""

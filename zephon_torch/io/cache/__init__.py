@@ -1,0 +1,1 @@
+"""Copies of whole shards on this machine, within a limit of bytes."""

@@ -1,0 +1,1 @@
+"""Datasets: what they are, how they are found, counted, split and described."""

@@ -1,0 +1,1 @@
+"""MDS: the shards of MosaicML Streaming."""

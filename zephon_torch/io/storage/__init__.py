@@ -1,0 +1,1 @@
+"""Files wherever they are: listing, byte ranges, retries; and the protocol of readers."""

@@ -1,0 +1,1 @@
+"""The loader: arguments, position, iteration, and the face that torch code knows."""

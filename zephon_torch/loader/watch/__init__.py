@@ -1,0 +1,1 @@
+"""Warnings about loops that go wrong without an error."""

@@ -1,0 +1,1 @@
+"""Small helpers that know nothing of data: checks, locks, waiting, forks, optional packages."""

@@ -1,0 +1,1 @@
+"""What makes two plans the same plan, and the state that remembers it."""

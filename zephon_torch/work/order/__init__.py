@@ -1,0 +1,1 @@
+"""The order of an epoch: weights, stop rules, interleaving, shuffling."""

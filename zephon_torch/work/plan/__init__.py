@@ -1,0 +1,1 @@
+"""The plan: which sample stands at which position."""

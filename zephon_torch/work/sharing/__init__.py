@@ -1,0 +1,1 @@
+"""How the plan is shared: ranks, lanes, steps."""

@@ -1,0 +1,1 @@
+"""Work sources: what hands out the plan."""
