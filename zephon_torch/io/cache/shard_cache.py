@@ -109,12 +109,13 @@ class ShardCache:
             ConfigurationError: it is larger than the limit, or something else has its name.
             DatasetError: `make` wrote more or less, or the disk is full.
         """
+        digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
+        del key  # may hold the query of a URL; crash reports show local variables
         if num_bytes > self.limit_bytes:
             raise ConfigurationError(
                 f"{num_bytes:,} bytes cannot be kept in cache folder {self.folder!r}, whose limit "
                 f"is {self.limit_bytes:,} bytes: raise the limit"
             )
-        digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
         stem = os.path.join(self.folder, digest)
         entry, part = stem + ".shard", stem + ".part"
         try:

@@ -29,7 +29,7 @@ class FileInfo(NamedTuple):
 
     Attributes:
         path: POSIX path relative to the storage's root.
-        num_bytes: Size; -1 for a symbolic link that leads nowhere.
+        num_bytes: Size; -1 for what is no file: a symbolic link to nothing, a named pipe.
         stamp: Changes when the content does: modification time in nanoseconds; where the store has
             an ETag a negative number made of it; 0 when it tells neither.
     """
