@@ -22,9 +22,9 @@ from zephon_torch.io import Dataset
 from zephon_torch.io.datasets import counting as indexing
 from zephon_torch.io.datasets.discovery import Found, find_shards
 from zephon_torch.io.formats.json import jsonl
+from zephon_torch.io.remote.options import HiddenPath
 from zephon_torch.io.storage.files import FileInfo, StoredFile
 from zephon_torch.io.storage.local import LocalStorage
-from zephon_torch.io.storage.options import HiddenPath
 
 ROOT = Path(__file__).parent.parent
 

@@ -27,8 +27,8 @@ from zephon_torch.io import Dataset
 from zephon_torch.io.formats.json import jsonl
 from zephon_torch.io.index import index, sidecar
 from zephon_torch.io.index.index import StaleIndexWarning, UnsavedIndexWarning
+from zephon_torch.io.remote.storage import connect
 from zephon_torch.io.storage.files import StoredFile
-from zephon_torch.io.storage.remote import connect
 from zephon_torch.support import turns
 from zephon_torch.support.progress_bar import byte_bar
 

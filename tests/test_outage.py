@@ -13,7 +13,7 @@ from toys import ENGINES
 from zephon_torch import DataLoader
 from zephon_torch.errors import StorageError
 from zephon_torch.io import Dataset
-from zephon_torch.io.storage import retries
+from zephon_torch.io.remote import retries
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])

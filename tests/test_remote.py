@@ -32,10 +32,11 @@ from stores import LIES, WebStore
 from zephon_torch import DataLoader
 from zephon_torch.errors import ConfigurationError, DatasetError, StorageError
 from zephon_torch.io import Dataset
-from zephon_torch.io.storage import ranges, retries
-from zephon_torch.io.storage.answers import checked_size
-from zephon_torch.io.storage.options import StorageOptions
-from zephon_torch.io.storage.remote import connect
+from zephon_torch.io.remote import retries
+from zephon_torch.io.remote.answers import checked_size
+from zephon_torch.io.remote.options import StorageOptions
+from zephon_torch.io.remote.storage import connect
+from zephon_torch.io.storage import ranges
 
 aiohttp = pytest.importorskip("aiohttp")
 IDS = list(range(40))

@@ -24,8 +24,8 @@ from stores import LIES, SECRET, WebStore, s3_options, s3_server
 from zephon_torch import DataLoader
 from zephon_torch.errors import DatasetError, StorageError
 from zephon_torch.io import Dataset
-from zephon_torch.io.storage import retries
-from zephon_torch.io.storage.remote import RemoteStorage, connect
+from zephon_torch.io.remote import retries
+from zephon_torch.io.remote.storage import RemoteStorage, connect
 from zephon_torch.support import waits
 
 pytest.importorskip("s3fs")

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from zephon_torch.errors import ConfigurationError, DatasetError, RecordError
 from zephon_torch.io import Dataset
 from zephon_torch.io.formats.json import jsonl
+from zephon_torch.io.remote.merging import merge_ranges
+from zephon_torch.io.remote.storage import connect
 from zephon_torch.io.storage.files import StoredFile, describe_change
-from zephon_torch.io.storage.merging import merge_ranges
-from zephon_torch.io.storage.remote import connect
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,7 @@ from zephon_torch.io.datasets.counting import count_in_processes
 from zephon_torch.io.datasets.dataset import Dataset
 from zephon_torch.io.datasets.discovery import count_samples, find_shards
 from zephon_torch.io.formats import FORMATS, make_options, without_pickles
-from zephon_torch.io.storage.options import HiddenPath
+from zephon_torch.io.remote.options import HiddenPath
 from zephon_torch.support.wording import describe_bytes, plural
 from zephon_torch.version import __version__
 

@@ -27,8 +27,8 @@ from zephon_torch.io.datasets.part import PartContent, PartReader, split
 from zephon_torch.io.datasets.shards import Shard, ShardTable
 from zephon_torch.io.formats import FormatOptions, make_options
 from zephon_torch.io.formats.map_style import check_sizes, length_of
+from zephon_torch.io.remote.options import HiddenPath, StorageOptions
 from zephon_torch.io.storage.files import StoredFile
-from zephon_torch.io.storage.options import HiddenPath, StorageOptions
 from zephon_torch.io.storage.reader import Reader, Samples, samples_of
 from zephon_torch.support import checks
 from zephon_torch.support.wording import describe_bytes, plural

@@ -23,9 +23,9 @@ from zephon_torch.io.formats import (
     load_format,
     marked_format,
 )
+from zephon_torch.io.remote.options import HiddenPath, StorageOptions
+from zephon_torch.io.remote.storage import connect
 from zephon_torch.io.storage.files import FileInfo, Storage, StoredFile, is_ignored
-from zephon_torch.io.storage.options import HiddenPath, StorageOptions
-from zephon_torch.io.storage.remote import connect
 from zephon_torch.support.progress_bar import byte_bar
 
 _COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".lz4")

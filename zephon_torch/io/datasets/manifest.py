@@ -42,9 +42,9 @@ from zephon_torch.io.datasets.content import FileContent
 from zephon_torch.io.datasets.paths import Paths
 from zephon_torch.io.datasets.shards import ShardTable
 from zephon_torch.io.formats import FORMATS, FormatOptions, detect_format, make_options
+from zephon_torch.io.remote.options import HiddenPath, StorageOptions
+from zephon_torch.io.remote.storage import connect
 from zephon_torch.io.storage.files import FileInfo, Storage
-from zephon_torch.io.storage.options import HiddenPath, StorageOptions
-from zephon_torch.io.storage.remote import connect
 from zephon_torch.support import checks
 
 MAGIC = b"ZEPHMAN\n"

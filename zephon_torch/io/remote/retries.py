@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from zephon_torch.errors import ConfigurationError, StorageError, ZephonError
-from zephon_torch.io.storage.options import StorageOptions, masked
+from zephon_torch.io.remote.options import StorageOptions, masked
 from zephon_torch.support import waits
 
 # Seconds before the second try and so on, each made up to half longer or shorter by chance, so that

@@ -25,14 +25,14 @@ import numpy as np
 import numpy.typing as npt
 
 from zephon_torch.errors import ConfigurationError, DatasetError
-from zephon_torch.io.storage import retries, s3, web
-from zephon_torch.io.storage.clients import Client
+from zephon_torch.io.remote import retries, s3, web
+from zephon_torch.io.remote.clients import Client
+from zephon_torch.io.remote.merging import merge_ranges
+from zephon_torch.io.remote.options import HiddenPath, StorageOptions
+from zephon_torch.io.remote.stamps import stamp_of
+from zephon_torch.io.remote.urls import as_named, fault_of, spelled, split_url, without_queries
 from zephon_torch.io.storage.files import FileInfo, Kind, Storage, is_ignored, split_at_wildcard
 from zephon_torch.io.storage.local import LocalStorage
-from zephon_torch.io.storage.merging import merge_ranges
-from zephon_torch.io.storage.options import HiddenPath, StorageOptions
-from zephon_torch.io.storage.stamps import stamp_of
-from zephon_torch.io.storage.urls import as_named, fault_of, spelled, split_url, without_queries
 
 _USER_INFO = re.compile(r"://[^/@]*@")
 # Two ranges closer than this are one request: a request costs more than the bytes between them.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from zephon_torch.io.storage.options import masked
-from zephon_torch.io.storage.web import WEB
+from zephon_torch.io.remote.options import masked
+from zephon_torch.io.remote.web import WEB
 
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.:-]*)://(?P<root>.*)", re.DOTALL)
 # The rest of a chained URL, as opposed to a name with "::" in it: another URL, or a path after a

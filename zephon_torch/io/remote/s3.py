@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from zephon_torch.io.storage.answers import Body, checked_size, with_prepared
+from zephon_torch.io.remote.answers import Body, checked_size, with_prepared
 
 S3 = ("s3", "s3a")
 _ASKED = "zephon_torch_range"

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from zephon_torch.io.storage.answers import Body, checked_size, with_prepared
-from zephon_torch.io.storage.retries import seconds_allowed
+from zephon_torch.io.remote.answers import Body, checked_size, with_prepared
+from zephon_torch.io.remote.retries import seconds_allowed
 
 WEB = ("http", "https")
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from zephon_torch.io.storage.retries import AnswerError, ShortReadError
+from zephon_torch.io.remote.retries import AnswerError, ShortReadError
 
 _RANGE = re.compile(r"bytes=(\d+)-(\d+)")
 _REST = re.compile(r"bytes=(\d+)-")
