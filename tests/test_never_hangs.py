@@ -463,6 +463,25 @@ def test_what_a_worker_starts_can_be_ended() -> None:
         assert [batch.item() for batch in loader] == [-signal.SIGTERM] * 4
 
 
+class Forks:
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(5)
+            os._exit(7)
+        os.kill(pid, signal.SIGTERM)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_what_a_worker_forks_can_be_ended(method: str) -> None:
+    with DataLoader(Forks(), 2, num_workers=1, multiprocessing_context=method) as loader:
+        assert [batch.tolist() for batch in loader] == [[-signal.SIGTERM] * 2]
+
+
 # --- the end of the interpreter ------------------------------------------------------------------
 
 LEFT = """
