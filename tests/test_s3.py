@@ -213,6 +213,11 @@ def test_answers_are_checked_behind_other_file_systems(lie: str) -> None:
         assert ids_of(Dataset.from_path("x", url, storage_options=options)) == [*range(40)]
 
 
+def test_ranges_of_a_real_server_that_sends_them_as_200_are_read(server: str) -> None:
+    with closing(dataset_of(server).open(1)) as reader:
+        assert ids_of(reader.read(np.array([7, 3]))) == [SIZE + 7, SIZE + 3]
+
+
 def test_what_is_stored_with_an_encoding_is_read_as_it_is() -> None:
     """S3 keeps `Content-Encoding` with an object, and tells it of the bytes as they are."""
     with WebStore() as store:
