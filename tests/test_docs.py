@@ -1,4 +1,4 @@
-"""Python of README and docs is run, block after block; shell commands name things that exist."""
+"""Python of README and docs is run, block after block; commands, links and names exist."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import zephon_torch
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-DOCS = sorted((ROOT / "docs").glob("*.md"))
+MKDOCS = (ROOT / "mkdocs.yml").read_text()
+DOCS = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "reference").glob("*.md")])
 FORMATS = sorted((ROOT / "docs" / "formats").glob("*.md"))
 
 
@@ -32,10 +33,10 @@ def test_python_blocks_of_the_readme_run_in_order(
     for number, block in enumerate(blocks("python")):
         exec(compile(block, f"README.md, Python block {number}", "exec"), namespace)
     printed = capsys.readouterr().out
-    assert "0 320" in printed
-    for table in blocks("text"):
-        assert table in printed
+    assert printed == "0 320\n"
 
+
+WITH_PYTHON = [page for page in DOCS if blocks("python", page.read_text())]
 
 # in a process of its own, because gloo's threads may abort a Python that is shutting down
 ONE_RANK = """
@@ -53,9 +54,9 @@ os._exit(0)
 """
 
 
-@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.name)
 def test_python_blocks_of_the_docs_run_in_order(page: Path, tmp_path: Path) -> None:
-    """Under a process group of one rank."""
+    """Under a process group of one rank; what a page shows as text is printed."""
     found = blocks("python", page.read_text())
     for number, block in enumerate(found):
         (tmp_path / f"{number}.py").write_text(block)
@@ -66,6 +67,8 @@ def test_python_blocks_of_the_docs_run_in_order(page: Path, tmp_path: Path) -> N
     finally:
         launch.kill()
     assert launch.printed.endswith("done\n"), launch.printed
+    for shown in blocks("text", page.read_text()):
+        assert shown in launch.printed, launch.printed
 
 
 @pytest.mark.parametrize("page", FORMATS, ids=lambda page: page.name)
@@ -84,9 +87,31 @@ def test_python_blocks_of_the_formats_run_and_print_what_they_say(
         assert re.fullmatch(re.escape(expected).replace(re.escape("..."), ".*"), line)
 
 
-def test_the_readme_names_every_page_of_the_docs() -> None:
-    for page in DOCS + FORMATS:
-        assert page.relative_to(ROOT).as_posix() in README
+def test_every_page_stands_in_the_navigation_and_every_guide_in_the_readme() -> None:
+    listed = re.findall(r"^ +- [^:]+: ([\w/]+\.md)$", MKDOCS, re.MULTILINE)
+    pages = [page.relative_to(ROOT / "docs").as_posix() for page in DOCS + FORMATS]
+    assert sorted([*listed, "contributing.md"]) == sorted(pages)
+    for page in pages:
+        if not page.startswith("reference/") and page != "glossary.md":
+            assert f"docs/{page}" in README
+
+
+def test_the_readme_is_short_and_its_links_lead_to_what_exists() -> None:
+    assert len(README.splitlines()) <= 170
+    for link in re.findall(r"\]\(([^)]+)\)", README):
+        assert (ROOT / link).exists(), link
+
+
+SOURCES = re.compile(r"\b(?:zephon_torch|benchmarks|tests)/[\w/]+\.py|\bsetup\.cfg\b")
+
+
+@pytest.mark.parametrize("page", DOCS + FORMATS, ids=lambda page: page.name)
+def test_no_page_sends_a_reader_into_the_source(page: Path) -> None:
+    """Contributing alone is about the source."""
+    if page.name != "contributing.md":
+        assert not SOURCES.findall(page.read_text())
+    files = re.findall(r"`docs/[\w/]+\.md`", page.read_text())
+    assert not files, "a link, in place of the name of a file"
 
 
 def test_shell_blocks_of_the_readme_name_what_exists() -> None:
