@@ -31,9 +31,9 @@ MADE_BY = """# Benchmarks
 Made by `python -m benchmarks --all`, and from its results by
 `python -m benchmarks --report results.json`.
 
-Run `pip install -e '.[benchmarks]'` in a clone first. With `--all`, the command installs the other systems
-in environments of their own and measures all of them, in about 40 minutes on two idle cores. Without
-`--all`, it measures zephon_torch, the limits and torch's loader, in three minutes.
+Run `pip install -e '.[benchmarks]'` in a clone first. With `--all`, the command installs the other
+systems in environments of their own and measures all of them, in about 40 minutes on two idle
+cores. Without `--all`, it measures zephon_torch, the limits and torch's loader, in three minutes.
 
 """
 

@@ -3,7 +3,7 @@
 Usage: python docs/draw_rooms.py
 
 A room is a folder of files. It stands one level above the highest room that it imports. The picture
-leaves out arrows that follow from a longer way of arrows, and the files of the package's own folder.
+leaves out arrows that follow from a longer way, and the files of the package's own folder.
 """
 
 from __future__ import annotations
