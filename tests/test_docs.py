@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import html
 import importlib
 import importlib.util
 import os
@@ -17,6 +18,8 @@ from launch import Launch
 from test_architecture import ROOMS
 
 import zephon_torch
+import zephon_torch.io
+import zephon_torch.work
 from zephon_torch import ZephonError
 from zephon_torch import errors as errors_module
 from zephon_torch.audit import cli
@@ -164,6 +167,11 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "load_state_dict" in (tmp_path / "reference" / "loader" / "index.html").read_text()
+    for page in tmp_path.rglob("index.html"):
+        shown = html.unescape(re.sub("<[^>]+>", "", page.read_text()))
+        assert not re.findall(r":(?:class|func|meth|attr|mod):", shown), page
+        if page.parent.name != "contributing":
+            assert not re.findall(r"\b[a-z_/]+\.py\b|\bdocs/\w+", shown), page
     assert not (tmp_path / "draw_rooms.py").exists()
 
 
@@ -213,6 +221,14 @@ def classes(kind: type[BaseException]) -> set[str]:
             if isinstance(value, type) and issubclass(value, kind) and not name.startswith("_"):
                 found |= {name} if value.__module__.startswith("zephon_torch") else set()
     return found
+
+
+def test_the_reference_has_every_public_name() -> None:
+    shown = set()
+    for page in (ROOT / "docs" / "reference").glob("*.md"):
+        shown |= set(re.findall(r"^::: [\w.]+\.(\w+)$", page.read_text(), re.MULTILINE))
+    public = {*zephon_torch.__all__, *zephon_torch.io.__all__, *zephon_torch.work.__all__}
+    assert public - classes(ZephonError) - classes(Warning) - {"__version__"} <= shown
 
 
 def test_the_page_of_errors_says_of_each_class_what_to_do() -> None:
