@@ -43,7 +43,7 @@ class WebStore:
         over: set to end answers that stall.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1") -> None:
         self.files: dict[str, bytes] = {}
         self.headers: dict[str, dict[str, str]] = {}
         self.fault: Fault = lambda method, path, count: None
@@ -52,8 +52,10 @@ class WebStore:
         self.num_sent = 0
         self.over = threading.Event()
         self._counts: Counter[tuple[str, str, str]] = Counter()
-        self._server = _Server(("127.0.0.1", 0), self._handler())
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        kind = _Server6 if ":" in host else _Server
+        self._server = kind((host, 0), self._handler())
+        shown = f"[{host}]" if ":" in host else host
+        self.url = f"http://{shown}:{self._server.server_port}"
 
     def tell(self, method: str, path: str, what: str) -> str | None:
         """What to do about a request."""
@@ -89,6 +91,10 @@ class _Server(ThreadingHTTPServer):
 
     def handle_error(self, *_: Any) -> None:
         """Clients that have gone are no news."""
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -32,6 +32,7 @@ ROOMS = [
     "support",
     "arithmetic",
     "io/storage",
+    "io/remote",
     "io/index",
     "io/cache",
     "io/codecs",
@@ -66,7 +67,7 @@ WORK_WITH_TORCH = {
     "work/sharing/foreign_samplers.py",
     "work/sharing/world.py",
 }
-FSSPEC_ONLY_IN = {"io/storage/remote.py", "io/cache/shard_cache.py"}
+FSSPEC_ONLY_IN = {"io/remote/storage.py", "io/cache/shard_cache.py"}
 STARTS_THREADS = {
     "engines/engine.py", "engines/worker_side.py", "engines/processes.py", "engines/leash.py",
     "engines/look_ahead.py", "io/datasets/counting.py", "support/waits.py",

@@ -16,7 +16,7 @@ from zephon_torch import DataLoader
 from zephon_torch.errors import DatasetError, RecordError
 from zephon_torch.io import Dataset
 from zephon_torch.io.index.index import StaleIndexWarning
-from zephon_torch.io.storage.remote import RemoteStorage
+from zephon_torch.io.remote.storage import RemoteStorage
 
 pa = pytest.importorskip("pyarrow")
 ipc = pytest.importorskip("pyarrow.ipc")

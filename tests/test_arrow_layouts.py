@@ -147,12 +147,26 @@ def test_files_by_writers_in_rust_are_read(name: str, tmp_path: Path) -> None:
     assert Everywhere(tmp_path, (MADE / name).read_bytes(), extension).rows() == BY_RUST
 
 
+RANDOM = np.random.default_rng(0).integers(0, 2**62, 300)
+BY_ARROW_0_17 = {
+    "few numbers": {"a": pa.array(range(5))},  # the length before them reads as their first: 40
+    "many numbers": {"a": pa.array(RANDOM)},  # their buffer grows
+    "numbers and nulls": {"a": pa.array([None if i % 3 else i for i in RANDOM.tolist()])},
+    "small numbers": {"a": pa.array(range(60), pa.int16()), "b": pa.array([True, False] * 30)},
+    "text": {"a": pa.array(range(60)), "text": pa.array(["word " * i for i in range(60)])},
+    "few texts": {"text": pa.array(["a", None, "c"])},
+}
+
+
 @NEW
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])
-def test_compression_as_arrow_0_17_tells_it(new: Any, compression: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("columns", BY_ARROW_0_17.values(), ids=BY_ARROW_0_17.keys())
+def test_compression_as_arrow_0_17_tells_it(
+    new: Any, compression: str, columns: dict[str, Any], tmp_path: Path
+) -> None:
     """By metadata of the message, where later versions have a field."""
     name = {"lz4": b"LZ4", "zstd": b"ZSTD"}[compression]
-    batch = pa.record_batch({"a": [*range(60)], "text": ["word " * i for i in range(60)]})
+    batch = pa.record_batch(columns)
     sink = BytesIO()
     options = ipc.IpcWriteOptions(compression=compression, metadata_version=ipc.MetadataVersion.V4)
     with new(sink, batch.schema, options=options) as writer:

@@ -22,6 +22,7 @@ from zephon_torch.io import Dataset
 from zephon_torch.io.datasets import counting as indexing
 from zephon_torch.io.datasets.discovery import Found, find_shards
 from zephon_torch.io.formats.json import jsonl
+from zephon_torch.io.remote.options import HiddenPath
 from zephon_torch.io.storage.files import FileInfo, StoredFile
 from zephon_torch.io.storage.local import LocalStorage
 
@@ -127,7 +128,7 @@ def test_a_process_that_dies_is_an_error_and_no_hang(
     monkeypatch.setattr(multiprocessing, "get_context", lambda name: forking)
     monkeypatch.setattr(indexing, "_CHUNK_FILES", 1)
     monkeypatch.setattr(jsonl, "scan", die)
-    found = find_shards(write_shards(tmp_path / "web", [1] * 4), None, None)
+    found = find_shards(HiddenPath(write_shards(tmp_path / "web", [1] * 4)), None, None)
     with pytest.raises(WorkerError, match=r"a process that built indexes died.*try fewer jobs"):
         indexing.count_in_processes("web", found, jsonl.Options(), 2)
 
@@ -143,7 +144,7 @@ def test_the_error_of_a_file_comes_from_its_process(
     monkeypatch.setattr(multiprocessing, "get_context", lambda name: forking)
     monkeypatch.setattr(indexing, "_CHUNK_FILES", 1)
     monkeypatch.setattr(jsonl, "scan", refuse)
-    found = find_shards(write_shards(tmp_path / "web", [1] * 40), None, None)
+    found = find_shards(HiddenPath(write_shards(tmp_path / "web", [1] * 40)), None, None)
     with pytest.raises(DatasetError, match="is bad"):
         indexing.count_in_processes("web", found, jsonl.Options(), 2)
 

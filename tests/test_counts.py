@@ -48,10 +48,10 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("ZEPHON_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
 
 
-def deep(levels: int = 100_000) -> Any:
+def deep(kind: type = list, levels: int = 100_000) -> Any:
     value: Any = 1
     for _ in range(levels):
-        value = [value]
+        value = {"a": value} if kind is dict else [value]
     return value
 
 
@@ -352,9 +352,11 @@ def test_sizes_of_shards_that_cannot_be_are_refused(sizes: Any) -> None:
 
 
 @pytest.mark.parametrize("key", ["version", "epoch", "delivered", "lanes"])
-@pytest.mark.parametrize("kind", [*IN_MEMORY, "deep"])
+@pytest.mark.parametrize("kind", [*IN_MEMORY, "deep lists", "deep dicts"])
 def test_a_state_holds_counts(key: str, kind: str) -> None:
-    loader, value = DataLoader(list(range(10))), IN_MEMORY[kind] if kind != "deep" else deep()
+    too_deep = {"deep lists": list, "deep dicts": dict}
+    value = deep(too_deep[kind]) if kind in too_deep else IN_MEMORY[kind]
+    loader = DataLoader(list(range(10)))
     with pytest.raises(StateError, match=f"'?{key}"):
         loader.load_state_dict(loader.state_dict() | {key: value})
     assert (loader.epoch, loader.delivered) == (0, 0)
@@ -363,7 +365,7 @@ def test_a_state_holds_counts(key: str, kind: str) -> None:
 @pytest.mark.parametrize("key", ["fingerprint", "description"])
 def test_a_state_holds_texts(key: str) -> None:
     loader = DataLoader(list(range(10)))
-    for value in (1, None, b"x", deep(), math.nan):
+    for value in (1, None, b"x", deep(), deep(dict), math.nan):
         with pytest.raises(StateError, match=key):
             loader.load_state_dict(loader.state_dict() | {key: value})
 
@@ -375,7 +377,7 @@ def test_what_is_no_state_at_all_is_refused() -> None:
         WorkSourceDataset(source).load_state_dict,
         source.reset,
     ):
-        for state in (deep(), {"a": deep()}, {"epoch": deep()}, 7, "x"):
+        for state in (deep(), deep(dict), {"a": deep()}, {"epoch": deep(dict)}, 7, "x"):
             with pytest.raises(StateError):
                 load(state)  # type: ignore[arg-type]
 
@@ -402,4 +404,13 @@ def test_words_that_are_no_counts_are_refused(words: Any) -> None:
     state = model.state_dict()
     model.load_state_dict(state | {"data_progress._extra_state": words})
     with pytest.raises(StateError):
+        iter(loader)
+
+
+@pytest.mark.parametrize("kind", [list, dict])
+def test_no_words_at_all_are_refused_however_deep(kind: type) -> None:
+    loader, model = DataLoader(list(range(10))), torch.nn.Linear(1, 1)
+    bind(model, loader)
+    model.load_state_dict(model.state_dict() | {"data_progress._extra_state": deep(kind)})
+    with pytest.raises(StateError, match="16 integers"):
         iter(loader)

@@ -189,6 +189,14 @@ def test_the_picture_of_rooms_is_what_its_script_draws() -> None:
     assert sorted(shown) == sorted(found) == sorted({room for room in ROOMS if "." not in room})
 
 
+def test_the_page_of_the_picture_says_what_each_room_is_about() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    told = set(re.findall(r"`([\w/]+)`", "".join(re.findall(r"^\| `.*$", page, re.MULTILINE))))
+    rooms = {room for room in ROOMS if "." not in room} - {"io", "work"}  # these only export
+    assert told <= rooms
+    assert {room for room in rooms if not {room, room.rpartition("/")[0]} & told} == set()
+
+
 def test_a_picture_has_each_room_above_what_it_imports_and_no_arrow_twice(tmp_path: Path) -> None:
     files = {
         "__init__": "", "low/__init__": "", "low/a": "import os", "high/deep/__init__": "",

@@ -145,3 +145,33 @@ def test_a_model_under_data_parallel_is_bound_before() -> None:
     model = bound(Net)
     state = nn.DataParallel(model).module.state_dict()
     assert KEY in state
+
+
+class Block(nn.Sequential):
+    """A sequence that is made of something else than its layers, as those of torchvision are."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(nn.Linear(2, width), nn.ReLU(), nn.Linear(width, 2))
+
+
+def test_a_layer_of_a_sequence_with_a_constructor_of_its_own() -> None:
+    plain, model = Block(3), bound(lambda: Block(3))
+    assert isinstance(model[-1], nn.Linear) and model[-1] is model._modules["2"]
+    assert [type(layer) for layer in reversed(model)] == [nn.Linear, nn.ReLU, nn.Linear]
+    assert model[0] in model
+    with pytest.raises(TypeError):  # as without progress
+        plain[:2]
+    with pytest.raises(TypeError):
+        model[:2]
+    with pytest.raises(IndexError, match="3"):
+        model[3]
+    assert isinstance(model.pop(1), nn.ReLU)
+    assert [name for name, _ in model.named_children()] == ["0", "1", "data_progress"]
+    assert KEY in model.state_dict()
+
+
+@pytest.mark.parametrize("model", [nn.ModuleList([nn.Linear(2, 2)]), nn.ModuleDict()])
+def test_a_list_or_dict_of_modules_is_not_bound(model: nn.Module) -> None:
+    with pytest.raises(ConfigurationError, match=f"{type(model).__name__}.*Bind the module"):
+        bind(model, DataLoader(list(range(8)), 4))
+    assert not model.state_dict() or KEY not in model.state_dict()

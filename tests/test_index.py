@@ -25,11 +25,10 @@ from processes import running
 from zephon_torch.errors import DatasetError
 from zephon_torch.io import Dataset
 from zephon_torch.io.formats.json import jsonl
-from zephon_torch.io.index import index, sidecar
+from zephon_torch.io.index import index, sidecar, turns
 from zephon_torch.io.index.index import StaleIndexWarning, UnsavedIndexWarning
+from zephon_torch.io.remote.storage import connect
 from zephon_torch.io.storage.files import StoredFile
-from zephon_torch.io.storage.remote import connect
-from zephon_torch.support import turns
 from zephon_torch.support.progress_bar import byte_bar
 
 CONTENT = b'{"id": 0}\n{"id": 1}\n\n{"id": 2}\n'

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from zephon_torch.errors import DatasetError, RecordError
 from zephon_torch.io import Dataset
 from zephon_torch.io.formats.json.lines import find_lines
+from zephon_torch.io.remote.storage import connect
 from zephon_torch.io.storage.files import StoredFile
 from zephon_torch.io.storage.ranges import open_ranges
-from zephon_torch.io.storage.remote import connect
 
 
 def write(folder: Path, content: bytes, name: str = "data.jsonl") -> Path:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from processes import is_running, started, wait_until
-from stores import WebStore
+from stores import WebStore, s3_options
 from toys import ENGINES, as_list, write_shards
 
 from zephon_torch import DataLoader, StaticMixtureWorkSource
@@ -463,6 +463,25 @@ def test_what_a_worker_starts_can_be_ended() -> None:
         assert [batch.item() for batch in loader] == [-signal.SIGTERM] * 4
 
 
+class Forks:
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(5)
+            os._exit(7)
+        os.kill(pid, signal.SIGTERM)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_what_a_worker_forks_can_be_ended(method: str) -> None:
+    with DataLoader(Forks(), 2, num_workers=1, multiprocessing_context=method) as loader:
+        assert [batch.tolist() for batch in loader] == [[-signal.SIGTERM] * 2]
+
+
 # --- the end of the interpreter ------------------------------------------------------------------
 
 LEFT = """
@@ -508,60 +527,83 @@ def test_a_trainer_ends_within_seconds_whatever_its_workers_do() -> None:
 
 
 STALLS = """
-import os, sys
+import json, os, sys, time
 from zephon_torch import DataLoader
 from zephon_torch.io import Dataset
 
+def begin(how):
+    dataset = Dataset.from_path("x", f"{sys.argv[1]}/{how}.jsonl", storage_options=OPTIONS)
+    options = {"num_workers": 2} if how == "workers" else {"num_threads": int(how != "inline")}
+    loader = DataLoader(dataset, 4, **options)
+    loop = iter(loader)
+    print(how, next(loop)["id"].tolist(), flush=True)
+    return loader, loop
+
 def main():
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    dataset = Dataset.from_path("x", sys.argv[1])
-    is_inline = sys.argv[2] == "inline"
-    options = {"num_threads": 0} if is_inline else {"num_workers": int(sys.argv[2])}
-    loop = iter(DataLoader(dataset, 4, **options))
-    print(next(loop)["id"].tolist(), flush=True)
-    while is_inline:
-        next(loop)
-    sys.stdin.readline()
-    return loop
+    kept = []
+    for how in sys.argv[3:]:
+        loader, loop = begin(how)
+        kept.append(loop)
+        try:
+            while how == "inline":
+                next(loop)
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+            continue
+        sys.stdin.readline()
+        if how == "closed":
+            loader.close()
+            print("closed", flush=True)
+    return kept
 
+OPTIONS = json.loads(sys.argv[2])
 if __name__ == "__main__":
     kept = main()
 """
+# How often each file is asked for until all stalls: it is counted, then the first window is read,
+# by each worker if there are any.
+ANSWERED = {"thread": 2, "inline": 2, "closed": 2, "workers": 3}
 
 
-def test_a_trainer_ends_within_seconds_whatever_its_store_does() -> None:
+@pytest.mark.parametrize("kind", ["http", "s3"])
+def test_a_trainer_ends_within_seconds_whatever_its_store_does(kind: str) -> None:
     """It stalls, while a thread or worker processes read ahead, all on one core."""
-    pytest.importorskip("aiohttp")
-    with WebStore() as store:
-        content = b"".join(b'{"id": %d}\n' % i for i in range(100_000))
-        store.files = {"/0.jsonl": content, "/inline.jsonl": content, "/2.jsonl": content}
-        # the file is counted, then the first window is read, by each worker if there are any
-        answered = {"/0.jsonl": 2, "/inline.jsonl": 2, "/2.jsonl": 3}
+    pytest.importorskip("aiohttp" if kind == "http" else "s3fs")
+    with WebStore() as store, ExitStack() as stack:
+        answered = {f"/data/{how}.jsonl": number for how, number in ANSWERED.items()}
+        store.files = dict.fromkeys(answered, b"".join(b'{"id": %d}\n' % i for i in range(100_000)))
         store.fault = lambda method, path, count: (
             "stall" if store.num_asked("GET", path) > answered[path] else None
         )
-        with ExitStack() as stack:
-            processes = [
-                stack.enter_context(
-                    start(
-                        *("-W", "ignore", "-c", STALLS, f"{store.url}/{workers}.jsonl", workers),
-                        stdin=subprocess.PIPE,
-                    )
-                )
-                for workers in ("0", "inline", "2")
-            ]
-            for process in processes:
-                assert process.stdout is not None
-                assert process.stdout.readline() == "[0, 1, 2, 3]\n"
-            for path, number in answered.items():
-                wait_until(lambda p=path, n=number: store.num_asked("GET", p) > n)  # type: ignore[misc]
-            for process, is_inline in zip(processes, (False, True, False), strict=True):
-                begun = time.monotonic()
-                if is_inline:
-                    process.send_signal(signal.SIGINT)
-                output, errors = process.communicate("go on\n", timeout=200)
-                assert output == "" and time.monotonic() - begun < ENDS_WITHIN
-                if is_inline:
-                    assert errors.rstrip().endswith("KeyboardInterrupt")
-                else:
-                    assert (process.returncode, errors) == (0, "")
+        arguments = [store.url + "/data", "null"]
+        if kind == "s3":
+            arguments = ["s3://data", json.dumps(s3_options(store.url))]
+        of_threads, of_workers = (
+            stack.enter_context(start("-c", STALLS, *arguments, *hows, stdin=subprocess.PIPE))
+            for hows in (["inline", "closed", "thread"], ["workers"])
+        )
+
+        def wait_for(process: subprocess.Popen[str], how: str) -> None:
+            """Until it has its first batch, and its reading ahead stalls."""
+            assert process.stdout is not None
+            assert process.stdout.readline() == f"{how} [0, 1, 2, 3]\n"
+            path = f"/data/{how}.jsonl"
+            wait_until(lambda: store.num_asked("GET", path) > answered[path])
+
+        assert of_threads.stdout is not None and of_threads.stdin is not None
+        wait_for(of_threads, "inline")
+        begun = time.monotonic()
+        of_threads.send_signal(signal.SIGINT)
+        assert of_threads.stdout.readline() == "interrupted\n"
+        wait_for(of_threads, "closed")
+        of_threads.stdin.write("go on\n")
+        of_threads.stdin.flush()
+        assert of_threads.stdout.readline() == "closed\n"
+        assert time.monotonic() - begun < ENDS_WITHIN
+        for process, how in ((of_threads, "thread"), (of_workers, "workers")):
+            wait_for(process, how)
+            begun = time.monotonic()
+            output, errors = process.communicate("go on\n", timeout=200)
+            assert (process.returncode, output, errors) == (0, "", ""), how
+            assert time.monotonic() - begun < ENDS_WITHIN, how

@@ -15,7 +15,7 @@ from processes import exit_code, forked
 
 from zephon_torch.errors import DatasetError, RecordError
 from zephon_torch.io import Dataset
-from zephon_torch.io.storage.remote import RemoteStorage
+from zephon_torch.io.remote.storage import RemoteStorage
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import io
 import json
 import socket
 import threading
 import time
 import traceback
+import tracemalloc
+import zipfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from launch import Launch
 from processes import exit_code, forked, wait_until
-from stores import SECRET, s3_options, s3_server
+from stores import LIES, SECRET, WebStore, s3_options, s3_server
 
 from zephon_torch import DataLoader
 from zephon_torch.errors import DatasetError, StorageError
 from zephon_torch.io import Dataset
-from zephon_torch.io.storage import retries
+from zephon_torch.io.remote import retries
+from zephon_torch.io.remote.storage import RemoteStorage, connect
 from zephon_torch.support import waits
 
 pytest.importorskip("s3fs")
@@ -151,6 +157,99 @@ def test_a_store_that_stalls_is_told_in_the_stated_time(
         with pytest.raises(StorageError, match=r"cannot read 's3://data/x' \(Timeout.*network"):
             dataset_of(url, "s3://data/x")
         assert time.monotonic() - begun < 8  # of which most is for making the client
+
+
+TOLD = {
+    "same size": "does not serve ranges", "whole": "does not serve ranges",
+    "shifted": "another range .Content-Range: bytes 1-", "unsaid": "another range .*none",
+    "longer": "sent 650 bytes as a range of 642", "endless": "sent more than 642 bytes",
+    "gzip": "sent [0-9,]+ bytes as a range of 642",
+}  # fmt: skip
+
+
+def tokens_of(store: WebStore) -> tuple[Dataset, np.ndarray[Any, Any]]:
+    """Rows of 321 tokens, each of 642 bytes, from a server that is told how to answer."""
+    rows = np.arange(20 * 321, dtype="<u2").reshape(20, 321)
+    store.files["/data/t.bin"] = rows.tobytes()
+    options = s3_options(store.url)
+    dataset = Dataset.from_path(
+        "t", "s3://data/t.bin", dtype="uint16", row_length=321, storage_options=options
+    )
+    return dataset, rows
+
+
+@pytest.mark.parametrize("lie", ["whole", *LIES])
+def test_only_the_bytes_that_were_asked_for_are_used(lie: str) -> None:
+    with WebStore() as store:
+        dataset, rows = tokens_of(store)
+        with closing(dataset.open(0)) as reader:
+            store.fault = lambda method, path, count: lie if method == "GET" else None
+            tracemalloc.start()
+            try:
+                with pytest.raises(StorageError, match=f"the store of 's3://data/.*{TOLD[lie]}"):
+                    reader.read(np.array([7]))
+                assert tracemalloc.get_traced_memory()[1] < 8 << 20
+            finally:
+                tracemalloc.stop()
+            assert store.num_asked("GET", "/data/t.bin") == 1  # it would be the same again
+            assert store.num_sent < 16 << 20
+            store.fault = lambda method, path, count: None
+            assert np.array_equal(reader.read(np.array([7])), rows[7:8])
+
+
+@pytest.mark.parametrize("lie", ["same size", "shifted", "endless"])
+def test_answers_are_checked_behind_other_file_systems(lie: str) -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("other", bytes(9_000_000))
+        archive.writestr("x.jsonl", "".join(f'{{"id": {i}}}\n' for i in range(40)))
+    with WebStore() as store:
+        store.files["/data/a.zip"] = buffer.getvalue()
+        url, options = "zip://x.jsonl::s3://data/a.zip", {"s3": s3_options(store.url)}
+        store.fault = lambda method, path, count: lie if method == "GET" else None
+        with pytest.raises(StorageError, match=r"the store of 'zip://x.jsonl::.*' sent"):
+            Dataset.from_path("x", url, storage_options=options)
+        store.fault = lambda method, path, count: None
+        assert ids_of(Dataset.from_path("x", url, storage_options=options)) == [*range(40)]
+
+
+def test_ranges_of_a_real_server_that_sends_them_as_200_are_read(server: str) -> None:
+    with closing(dataset_of(server).open(1)) as reader:
+        assert ids_of(reader.read(np.array([7, 3]))) == [SIZE + 7, SIZE + 3]
+
+
+def test_what_is_stored_with_an_encoding_is_read_as_it_is() -> None:
+    """S3 keeps `Content-Encoding` with an object, and tells it of the bytes as they are."""
+    with WebStore() as store:
+        store.headers["/data/t.bin"] = {"Content-Encoding": "gzip", "ETag": '"1"'}
+        dataset, rows = tokens_of(store)
+        assert np.array_equal(dataset[7], rows[7])
+
+
+def test_a_session_and_hooks_of_the_user_are_checked_too() -> None:
+    from aiobotocore.hooks import AioHierarchicalEmitter
+    from aiobotocore.session import AioSession
+
+    with WebStore() as store:
+        tokens_of(store)
+        store.fault = lambda method, path, count: "same size" if method == "GET" else None
+        for own in ({"session": AioSession()}, {"event_hooks": AioHierarchicalEmitter()}):
+            dataset = Dataset.from_path(
+                *("t", "s3://data/t.bin"), dtype="uint16", row_length=321,
+                storage_options=s3_options(store.url) | own,
+            )  # fmt: skip
+            for _ in range(2):
+                with pytest.raises(StorageError, match="does not serve ranges"):
+                    dataset[7]
+
+
+def test_one_client_serves_all_files_of_a_store() -> None:
+    """fsspec knows it again by its options, checks included."""
+    with WebStore() as store:
+        tokens_of(store)
+        storage = connect("s3://data", s3_options(store.url))
+        assert isinstance(storage, RemoteStorage)
+        assert storage._resolve("a")[0] is storage._resolve("b")[0]
 
 
 def steps(folder: Path, rank: int) -> list[tuple[int, list[int]]]:

@@ -27,7 +27,7 @@ from zephon_torch.io.cache import checksums
 from zephon_torch.io.cache import shard_cache as cache
 from zephon_torch.io.cache.checksums import DamagedCopyWarning
 from zephon_torch.io.cache.copies import ShardCopies
-from zephon_torch.io.storage import retries
+from zephon_torch.io.remote import retries
 from zephon_torch.loader.cache_options import parse_size
 
 pytest.importorskip("aiohttp")

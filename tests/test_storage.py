@@ -6,7 +6,8 @@ import json
 import os
 import pickle
 import random
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,9 @@ from hypothesis import strategies as st
 from zephon_torch.errors import ConfigurationError, DatasetError, RecordError
 from zephon_torch.io import Dataset
 from zephon_torch.io.formats.json import jsonl
+from zephon_torch.io.remote.merging import merge_ranges
+from zephon_torch.io.remote.storage import connect
 from zephon_torch.io.storage.files import StoredFile, describe_change
-from zephon_torch.io.storage.merging import merge_ranges
-from zephon_torch.io.storage.remote import connect
 
 
 @pytest.fixture(autouse=True)
@@ -178,20 +179,55 @@ def test_patterns_of_any_depth_give_each_file_once_where_links_form_rings(tmp_pa
     assert paths_of(folder / "**" / "e.jsonl") == ["[x]/e.jsonl"]
 
 
-def test_pipes_are_never_waited_for(tmp_path: Path) -> None:
-    values = tmp_path / "values.bin"
+def put_pipe(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+def put_socket(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as made:
+        folder = os.open(path.parent, os.O_RDONLY)  # the path of a socket must be short
+        made.bind(f"/proc/self/fd/{folder}/{path.name}")
+        os.close(folder)
+
+
+def put_device(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("put", [put_pipe, put_socket, put_device])
+@pytest.mark.timeout(60)
+def test_what_is_no_file_is_named_and_never_waited_for(
+    tmp_path: Path, put: Callable[[Path], None]
+) -> None:
+    told = "is a (named pipe|socket or a device), not a file: move it away"
+    values, lines = tmp_path / "values.bin", tmp_path / "l" / "x.jsonl"
     values.write_bytes(bytes(8))
-    os.mkfifo(tmp_path / "values.idx")
-    dataset = Dataset.from_path("a", values, dtype="uint16", row_length=2)
-    values.unlink()
-    os.mkfifo(values)
-    with pytest.raises(DatasetError, match="is gone since"):
-        dataset.open(0)
-    for name in ("values.idx", "*.idx"):
-        with pytest.raises(DatasetError, match="no file"):
-            Dataset.from_path("a", tmp_path / name)
-    with pytest.raises(DatasetError, match="no manifest"):
-        Dataset.from_manifest("a", tmp_path / "values.idx")
+    put(tmp_path / "values.idx")
+    tokens = {"dtype": "uint16", "row_length": 2}
+    with pytest.raises(DatasetError, match=rf"values.idx' {told}"):  # beside it
+        Dataset.from_path("a", values, **tokens)
+    (tmp_path / "values.idx").unlink()
+    dataset = Dataset.from_path("a", values, **tokens)
+    put(values)
+    for ask in (
+        lambda: dataset.open(0),
+        lambda: dataset[0],
+        lambda: Dataset.from_path("a", tmp_path, **tokens),
+        lambda: Dataset.from_path("a", values, **tokens),
+        lambda: Dataset.from_path("a", tmp_path / "*.bin", **tokens),
+        lambda: Dataset.from_manifest("a", values),
+        lambda: connect(str(tmp_path)).read("values.bin", 0, 1),
+    ):
+        with pytest.raises(DatasetError, match=rf"values.bin' {told}"):
+            ask()
+    lines.parent.mkdir()
+    lines.write_text("1\n")
+    put(lines.with_name(".x.jsonl.zidx"))
+    with pytest.raises(DatasetError, match=rf".x.jsonl.zidx' {told}"):
+        Dataset.from_path("a", lines)
 
 
 def test_link_to_nothing_is_named_if_it_is_data(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from zephon_torch import DataLoader
 from zephon_torch.errors import ConfigurationError, DatasetError, RecordError, ZephonError
 from zephon_torch.io import Dataset, formats
-from zephon_torch.io.storage.remote import RemoteStorage
+from zephon_torch.io.remote.storage import RemoteStorage
 
 pa = pytest.importorskip("pyarrow")
 ipc = pytest.importorskip("pyarrow.ipc")

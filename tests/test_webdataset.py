@@ -29,8 +29,8 @@ from zephon_torch.io import Dataset
 from zephon_torch.io.formats.tar.webdataset import INDEXER
 from zephon_torch.io.index import sidecar
 from zephon_torch.io.index.index import StaleIndexWarning
+from zephon_torch.io.remote.storage import connect
 from zephon_torch.io.storage.files import StoredFile
-from zephon_torch.io.storage.remote import connect
 
 REDS = [10, 200]
 

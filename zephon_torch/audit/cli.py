@@ -24,6 +24,7 @@ from zephon_torch.io.datasets.counting import count_in_processes
 from zephon_torch.io.datasets.dataset import Dataset
 from zephon_torch.io.datasets.discovery import count_samples, find_shards
 from zephon_torch.io.formats import FORMATS, make_options, without_pickles
+from zephon_torch.io.remote.options import HiddenPath
 from zephon_torch.support.wording import describe_bytes, plural
 from zephon_torch.version import __version__
 
@@ -101,7 +102,7 @@ def _index(given: argparse.Namespace) -> None:
 
 def _index_one(path: str, given: argparse.Namespace) -> None:
     start = time.monotonic()
-    found = find_shards(path, given.format, None)
+    found = find_shards(HiddenPath(path), given.format, None)
     options = make_options(found.format, dict(given.option))
     counted = count_in_processes(path, found, options, given.jobs)
     for warning in counted.warnings:
@@ -139,7 +140,7 @@ def _inspect(given: argparse.Namespace) -> None:
 def _open_to_look(given: argparse.Namespace) -> Dataset:
     """The dataset, reading which runs no code of whoever made it."""
     name, options = given.name or _name(given.path), dict(given.option)
-    found = find_shards(given.path, given.format, None)
+    found = find_shards(HiddenPath(given.path), given.format, None)
     shown = without_pickles(make_options(found.format, options))
     return Dataset.of_counted(name, found, shown, count_samples(name, found, shown))
 

@@ -150,8 +150,27 @@ def obey(reader: Any) -> None:
         if callable(signal.getsignal(number)) or not _is_handled(number):
             signal.signal(number, pass_over)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_OVER)
+    _leave_to_forks([number for number in _PASSED_OVER if signal.getsignal(number) is pass_over])
     if parent_process() is not None:
         threading.Thread(target=_watch, args=(reader,), daemon=True).start()
+
+
+def _leave_to_forks(numbers: Sequence[int]) -> None:
+    """Let user code end what it forks here by a signal, as it does where there are no workers."""
+    before = threading.local()
+
+    def hold() -> None:  # one that comes at once is for the child to be ended by
+        before.mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+
+    def release() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before.mask)
+
+    def release_in_child() -> None:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+        release()
+
+    os.register_at_fork(before=hold, after_in_parent=release, after_in_child=release_in_child)
 
 
 def _is_handled(number: int) -> bool:

@@ -12,6 +12,7 @@ import torch
 from zephon_torch.arithmetic.permutation import text_key
 from zephon_torch.bridges.accelerate import on_device
 from zephon_torch.engines.engine import Run
+from zephon_torch.errors import StorageError
 from zephon_torch.loader.settings import engine_of, pins_here
 from zephon_torch.support import checks
 from zephon_torch.work.identity.progress import MAX_EPOCH
@@ -116,6 +117,9 @@ class UncountedIteration(Iterator[Any]):
             self._ended = True
             self._engine.close()
             raise
+        if isinstance(made, StorageError):  # the batch is tried again, as that of a loop
+            run.close()
+            raise made
         if item is not None:
             self._place = item.epoch, item.stop
             self._left = None if self._left is None else self._left - 1

@@ -72,13 +72,13 @@ class Pipeline:
         self, items: Sequence[WorkItem], read_all: Callable[[Pointers], Samples | PlacedRows]
     ) -> list[Any]:
         if len(items) == 1:
-            return [self._read_or_why_not(items[0])]
+            return self._one_by_one(items)
         try:
             read = read_all(pointers_of(items))
         except StorageError as error:  # the store's: each of them would wait for all its tries
             return [error] * len(items)
         except Exception:  # of one of them
-            return [self._read_or_why_not(item) for item in items]
+            return self._one_by_one(items)
         sizes = [item.num_samples for item in items]
         if isinstance(read, np.ndarray) and sizes[0] == sizes[-1]:  # only the last may be shorter
             return list(read.reshape(len(items), sizes[0], *read.shape[1:]))
@@ -115,11 +115,21 @@ class Pipeline:
         reader = self.fetcher if self.tolerance is None else self.tolerance
         return reader.read(pointers)
 
-    def _read_or_why_not(self, item: WorkItem) -> Samples | Exception:
-        try:
-            return self._read(item.pointers)
-        except Exception as error:
-            return error
+    def _one_by_one(self, items: Sequence[WorkItem]) -> list[Samples | Exception]:
+        """For each of consecutive items what :meth:`read` gives or raises.
+
+        The first error of the storage stands for those behind it, too: each would wait for all its
+        tries.
+        """
+        results: list[Samples | Exception] = []
+        for item in items:
+            try:
+                results.append(self._read(item.pointers))
+            except StorageError as error:
+                return results + [error] * (len(items) - len(results))
+            except Exception as error:
+                results.append(error)
+        return results
 
     def finish(self, item: WorkItem, read: Samples | PlacedRows) -> Made:
         """Transform and collate."""

@@ -62,8 +62,10 @@ class _Hiding(nn.Sequential):
         return len(_shown(self))
 
     def __getitem__(self, index: Any) -> Any:
-        shown = self._original(OrderedDict(_shown(self)))
-        return shown[index]
+        shown = _shown(self)
+        if isinstance(index, slice):
+            return self._original(OrderedDict(list(shown.items())[index]))
+        return self._get_item_by_idx(shown.values(), index)
 
     def __setitem__(self, index: int, module: nn.Module) -> None:
         with _put_aside(self):

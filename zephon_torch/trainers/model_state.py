@@ -160,8 +160,8 @@ def bind(
 
     Raises:
         ConfigurationError: the model has another attribute of that name, follows another loader
-            under it, or is wrapped already (DDP, DataParallel, FSDP1, torch.compile, Fabric); or
-            the loader is wrapped, or is not one of ours.
+            under it, is wrapped already (DDP, DataParallel, FSDP1, torch.compile, Fabric), or is an
+            ``nn.ModuleList`` or ``nn.ModuleDict``; or the loader is wrapped, or is not one of ours.
 
     Examples:
         >>> import torch
@@ -177,6 +177,12 @@ def bind(
         raise ConfigurationError(
             f"the model is wrapped already ({type(model).__name__}): bind the model itself, before "
             "it is wrapped, so that its keys are the same with and without the wrapping"
+        )
+    if isinstance(model, nn.ModuleList | nn.ModuleDict):
+        raise ConfigurationError(
+            f"a {type(model).__name__} cannot be bound: all its children count as entries, and one "
+            "more would be met in each loop over them. Bind the module that has it, or save "
+            "loader.state_dict() beside it"
         )
     if not hasattr(loader, "stage_words"):
         raise ConfigurationError(

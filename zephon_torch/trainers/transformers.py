@@ -159,8 +159,8 @@ class _Rest:
 
     def batch(self, step: int) -> Any:
         if not self._has_begun:
-            self._has_begun = True
             self._begin(step)
+            self._has_begun = True  # only now: an empty loop would follow what it raises
         return next(self._iteration)  # its StopIteration ends the loop of whoever asks
 
     def _begin(self, step: int) -> None:

@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO, Self, cast
 
-from zephon_torch.errors import ConfigurationError, DatasetError
+from zephon_torch.errors import ConfigurationError, DatasetError, StorageError
 from zephon_torch.io.cache import checksums
 from zephon_torch.io.storage.local import make_own_folder
 from zephon_torch.support import checks
@@ -107,14 +107,16 @@ class ShardCache:
 
         Raises:
             ConfigurationError: it is larger than the limit, or something else has its name.
-            DatasetError: `make` wrote more or less, or the disk is full.
+            DatasetError: `make` wrote more or less.
+            StorageError: the folder cannot be written, because the disk is full, say.
         """
+        digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
+        del key  # may hold the query of a URL; crash reports show local variables
         if num_bytes > self.limit_bytes:
             raise ConfigurationError(
                 f"{num_bytes:,} bytes cannot be kept in cache folder {self.folder!r}, whose limit "
                 f"is {self.limit_bytes:,} bytes: raise the limit"
             )
-        digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
         stem = os.path.join(self.folder, digest)
         entry, part = stem + ".shard", stem + ".part"
         try:
@@ -157,8 +159,9 @@ class ShardCache:
 
     def _make(self, entry: str, part: str, num_bytes: int, make: Make) -> FileLock | None:
         """Make an entry, pinned; None where somebody else was at it: look again."""
-        make_own_folder(self.folder)  # somebody may have deleted it all
-        lock, is_kept = FileLock(part, create=True), False
+        with _writing(self.folder):
+            make_own_folder(self.folder)  # somebody may have deleted it all
+            lock, is_kept = FileLock(part, create=True), False
         try:
             if not lock.try_exclusive():
                 lock.shared()  # until its maker is done, has given up, or is dead
@@ -166,7 +169,8 @@ class ShardCache:
                 try:
                     if not _has_size(entry, num_bytes):  # it may have come since
                         crc32 = self._fill(lock, part, num_bytes, make)
-                        with self._locked():  # whoever makes room sees it under one name
+                        # whoever makes room sees it under one name
+                        with _writing(self.folder), self._locked():
                             checksums.write(entry, num_bytes, crc32)
                             os.replace(part, entry)
                 finally:
@@ -181,7 +185,7 @@ class ShardCache:
 
     def _fill(self, lock: FileLock, part: str, num_bytes: int, make: Make) -> int:
         """Make room, write the bytes of an entry, and return their checksum."""
-        with self._locked():
+        with _writing(self.folder), self._locked():
             if not self._make_room(num_bytes, besides=part):
                 raise _NoRoomError
             os.truncate(lock.descriptor, 0)  # a killed maker may have begun it
@@ -234,6 +238,18 @@ class _NoRoomError(Exception):
     """All else is held."""
 
 
+@contextmanager
+def _writing(folder: str) -> Iterator[None]:
+    """Say which folder cannot be written. Nothing is wrong with the data: it can be tried again."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"cannot write to cache folder {folder!r} ({error.strerror}): free space on its disk "
+            "or lower the limit"
+        ) from error
+
+
 class _Stream(io.RawIOBase):
     """Takes an exact number of bytes.
 
@@ -255,14 +271,9 @@ class _Stream(io.RawIOBase):
         if self._num_written + num_bytes > self._num_bytes:
             raise DatasetError(f"more than the {self._num_bytes:,} bytes of a cache entry")
         self.crc32 = zlib.crc32(left, self.crc32)
-        try:
+        with _writing(self._folder):
             while left:
                 left = left[os.write(self._descriptor, left) :]
-        except OSError as error:
-            raise DatasetError(
-                f"cannot write to cache folder {self._folder!r} ({error.strerror}): free space on "
-                "its disk or lower the limit"
-            ) from error
         self._num_written += num_bytes
         return num_bytes
 
@@ -272,7 +283,8 @@ class _Stream(io.RawIOBase):
             raise DatasetError(
                 f"{self._num_written:,} bytes, {self._num_bytes:,} expected of a cache entry"
             )
-        os.fdatasync(self._descriptor)
+        with _writing(self._folder):
+            os.fdatasync(self._descriptor)
 
 
 def _has_size(path: str, num_bytes: int) -> bool:

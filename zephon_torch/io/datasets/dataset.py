@@ -21,14 +21,14 @@ import numpy.typing as npt
 from zephon_torch.errors import ConfigurationError, DatasetError, ZephonError
 from zephon_torch.io.datasets import manifest
 from zephon_torch.io.datasets.content import Content, FileContent, ObjectContent, Through, directly
-from zephon_torch.io.datasets.discovery import Found, count_samples, find_shards, path_text
+from zephon_torch.io.datasets.discovery import Found, count_samples, find_shards
 from zephon_torch.io.datasets.fingerprint import fingerprint
 from zephon_torch.io.datasets.part import PartContent, PartReader, split
 from zephon_torch.io.datasets.shards import Shard, ShardTable
 from zephon_torch.io.formats import FormatOptions, make_options
 from zephon_torch.io.formats.map_style import check_sizes, length_of
+from zephon_torch.io.remote.options import HiddenPath, StorageOptions
 from zephon_torch.io.storage.files import StoredFile
-from zephon_torch.io.storage.options import StorageOptions
 from zephon_torch.io.storage.reader import Reader, Samples, samples_of
 from zephon_torch.support import checks
 from zephon_torch.support.wording import describe_bytes, plural
@@ -107,11 +107,11 @@ class Dataset:
             DatasetError: Nothing there, no data there, more than one format, or files that change
                 while they are read.
         """
+        place, hidden = HiddenPath(path), StorageOptions(storage_options)
+        del path, storage_options  # crash reports show local variables
         _check_name(name)  # before anything is read
-        hidden = StorageOptions(storage_options)
-        del storage_options  # crash reports show local variables
         with _naming(name):
-            found = find_shards(path, format, hidden)
+            found = find_shards(place, format, hidden)
             format_options = make_options(found.format, options)
             num_samples = count_samples(name, found, format_options)
         return cls.of_counted(name, found, format_options, num_samples)
@@ -153,13 +153,13 @@ class Dataset:
             ConfigurationError: A bad name, not a path, or a format or option that is not known.
             DatasetError: The manifest is not there, damaged or foreign, or leads out of its root.
         """
-        _check_name(name)
-        place = None if root is None else path_text(root)
         options = {"allow_pickle": True} if allow_pickle else {}
-        hidden = StorageOptions(storage_options)
-        del storage_options  # crash reports show local variables
+        place, hidden = HiddenPath(path), StorageOptions(storage_options)
+        base = None if root is None else HiddenPath(root)
+        del path, root, storage_options  # crash reports show local variables
+        _check_name(name)
         with _naming(name):
-            found, content = manifest.load(path_text(path), place, hidden, options)
+            found, content = manifest.load(place, base, hidden, options)
         return cls(name, found.format, found.shards, content)
 
     @classmethod
@@ -253,8 +253,9 @@ class Dataset:
             ConfigurationError: Not a path, no dataset of files, or a part of one.
             OSError: It cannot be written.
         """
-        content, hidden = self.content, StorageOptions(storage_options)
-        del storage_options  # crash reports show local variables
+        place, hidden = HiddenPath(path), StorageOptions(storage_options)
+        del path, storage_options  # crash reports show local variables
+        content = self.content
         if not isinstance(content, FileContent):
             raise ConfigurationError(
                 f"dataset {self.name!r} has no files of its own: a manifest is of what "
@@ -263,7 +264,7 @@ class Dataset:
         known = manifest.Manifest(
             self.format, content.options, self.shards, content.stamps, content.beside
         )
-        manifest.save(path_text(path), hidden, known)
+        manifest.save(place, hidden, known)
 
     @cached_property
     def num_samples(self) -> int:

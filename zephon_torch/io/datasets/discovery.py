@@ -12,7 +12,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from zephon_torch.errors import ConfigurationError, DatasetError
+from zephon_torch.errors import DatasetError
 from zephon_torch.io.formats import (
     FORMATS,
     AlikeFormat,
@@ -23,9 +23,9 @@ from zephon_torch.io.formats import (
     load_format,
     marked_format,
 )
+from zephon_torch.io.remote.options import HiddenPath, StorageOptions
+from zephon_torch.io.remote.storage import connect
 from zephon_torch.io.storage.files import FileInfo, Storage, StoredFile, is_ignored
-from zephon_torch.io.storage.options import StorageOptions
-from zephon_torch.io.storage.remote import connect
 from zephon_torch.support.progress_bar import byte_bar
 
 _COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".lz4")
@@ -60,7 +60,7 @@ class Found:
 
 
 def find_shards(
-    path: str | os.PathLike[str], format: str | None, storage_options: StorageOptions | None
+    path: HiddenPath, format: str | None, storage_options: StorageOptions | None
 ) -> Found:
     """List the data files that a path stands for.
 
@@ -76,7 +76,7 @@ def find_shards(
     """
     if format is not None:
         load_format(format)
-    storage = connect(path_text(path), storage_options)
+    storage = connect(path.text(), storage_options)
     kind = storage.kind()
     if kind == "folder":
         files, known, found_format = _choose_in_folder(storage, format)
@@ -112,20 +112,6 @@ def count_samples(dataset: str, found: Found, options: FormatOptions) -> npt.NDA
         for at in missing:
             counts[at] = module.scan(found[at], options, advance)
     return counts
-
-
-def path_text(path: str | os.PathLike[str]) -> str:
-    """Return a path that a user gave as text.
-
-    Raises:
-        ConfigurationError: It is none.
-    """
-    text = os.fspath(path) if isinstance(path, os.PathLike) else path
-    if not isinstance(text, str) or not text:
-        raise ConfigurationError(
-            f"path must be a folder, a file or a pattern as str or os.PathLike, got {path!r}"
-        )
-    return text
 
 
 def _single(storage: Storage) -> tuple[Storage, list[FileInfo], dict[str, FileInfo]]:
@@ -297,4 +283,6 @@ def _describe(path: str, names: Collection[str]) -> str:
 def _refuse_broken_links(storage: Storage, files: Sequence[FileInfo]) -> None:
     for file in files:
         if file.num_bytes < 0:
+            with suppress(FileNotFoundError):
+                storage.info(file.path)  # says what else it is
             raise DatasetError(f"{storage.url(file.path)!r} is a symbolic link to nothing")

@@ -42,9 +42,9 @@ from zephon_torch.io.datasets.content import FileContent
 from zephon_torch.io.datasets.paths import Paths
 from zephon_torch.io.datasets.shards import ShardTable
 from zephon_torch.io.formats import FORMATS, FormatOptions, detect_format, make_options
+from zephon_torch.io.remote.options import HiddenPath, StorageOptions
+from zephon_torch.io.remote.storage import connect
 from zephon_torch.io.storage.files import FileInfo, Storage
-from zephon_torch.io.storage.options import StorageOptions
-from zephon_torch.io.storage.remote import connect
 from zephon_torch.support import checks
 
 MAGIC = b"ZEPHMAN\n"
@@ -72,7 +72,7 @@ class Manifest:
     beside: Sequence[FileInfo] = ()
 
 
-def save(path: str, storage_options: StorageOptions, manifest: Manifest) -> None:
+def save(path: HiddenPath, storage_options: StorageOptions, manifest: Manifest) -> None:
     """Write a manifest, whole or not at all.
 
     Raises:
@@ -97,7 +97,7 @@ def save(path: str, storage_options: StorageOptions, manifest: Manifest) -> None
     checksum = 0
     for part in body:
         checksum = zlib.crc32(part, checksum)
-    folder, name = connect(path, storage_options).split()
+    folder, name = connect(path.text(), storage_options).split()
     if (format := detect_format(name)) is not None:
         raise ConfigurationError(
             f"a manifest called {name!r} would be taken for data of format {format!r}: call it "
@@ -107,8 +107,8 @@ def save(path: str, storage_options: StorageOptions, manifest: Manifest) -> None
 
 
 def load(
-    path: str,
-    root: str | None,
+    path: HiddenPath,
+    root: HiddenPath | None,
     storage_options: StorageOptions,
     options: Mapping[str, Any],
 ) -> tuple[Manifest, FileContent]:
@@ -124,7 +124,7 @@ def load(
         ConfigurationError: Its format or an option is not known here.
         DatasetError: It is not there, damaged, foreign, or names paths outside of the root.
     """
-    folder, name = connect(path, storage_options).split()
+    folder, name = connect(path.text(), storage_options).split()
     raw = _read(folder, name)
     try:
         manifest = _parse(raw, options)
@@ -133,7 +133,7 @@ def load(
             f"manifest {folder.url(name)!r} cannot be used: {error}; save it anew with "
             "Dataset.save_manifest"
         ) from None
-    storage = folder if root is None else connect(root, storage_options)
+    storage = folder if root is None else connect(root.text(), storage_options)
     content = FileContent(
         storage, manifest.format, manifest.options, manifest.stamps, manifest.beside
     )

@@ -33,9 +33,9 @@ from zephon_torch.io.index.sidecar import (
     read_header,
     read_index,
 )
+from zephon_torch.io.index.turns import turn
 from zephon_torch.io.storage.files import StoredFile
 from zephon_torch.io.storage.local import make_own_folder, write_atomically
-from zephon_torch.support.turns import turn
 
 __all__ = [
     "Advance",

@@ -36,6 +36,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import numpy.typing as npt
 
+from zephon_torch.io.storage.local import open_regular
 from zephon_torch.support import checks
 
 MAGIC = b"ZEPHIDX\n"
@@ -122,9 +123,10 @@ def read_header(path: str, expected: Origin, has_blocks: bool | None = None) -> 
 
     Raises:
         SidecarError: It is damaged, foreign, or was made from something else than `expected`.
+        DatasetError: Something that is no file is in its place.
         OSError: It is not there or cannot be read.
     """
-    with open(path, "rb", buffering=0) as file:
+    with open(open_regular(path), "rb", buffering=0) as file:
         start = file.read(_PREFIX.size + 1024)
         size = os.fstat(file.fileno()).st_size
         length = _header_length(start)

@@ -2,8 +2,8 @@
 
 A `Storage` is a root (a folder, a bucket prefix) and answers questions about paths relative to it;
 a `StoredFile` is one file of it as it was listed. Nothing here opens anything for longer than one
-call, so both can be pickled and can cross a fork. The two kinds of storage are in ``local.py`` and
-``remote.py``.
+call, so both can be pickled and can cross a fork. Storages are in ``local.py`` and in
+``io/remote``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class FileInfo(NamedTuple):
 
     Attributes:
         path: POSIX path relative to the storage's root.
-        num_bytes: Size; -1 for a symbolic link that leads nowhere.
+        num_bytes: Size; -1 for what is no file: a symbolic link to nothing, a named pipe.
         stamp: Changes when the content does: modification time in nanoseconds; where the store has
             an ETag a negative number made of it; 0 when it tells neither.
     """

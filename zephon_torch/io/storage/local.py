@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from zephon_torch.errors import DatasetError
 from zephon_torch.io.storage.files import FileInfo, Kind, Storage, is_ignored, split_at_wildcard
 
 
@@ -28,7 +29,10 @@ class LocalStorage(Storage):
         """Return what stands at the root, or None."""
         if os.path.isdir(self.root):
             return "folder"
-        return "file" if os.path.isfile(self.root) else None
+        if not os.path.exists(self.root):
+            return None
+        _check_regular(self.root, os.stat(self.root))
+        return "file"
 
     def split(self) -> tuple[Storage, str]:
         """Return the parent folder and the root's name in it."""
@@ -47,25 +51,27 @@ class LocalStorage(Storage):
     def glob(self, pattern: str) -> list[FileInfo]:
         """List files that match."""
         found = sorted(_expand(self.root, "", pattern.split("/")))
-        return [self.info(path) for path in found if os.path.isfile(self.url(path))]
+        files = [path for path in found if not os.path.isdir(self.url(path))]
+        return [self.info(path) for path in files if os.path.exists(self.url(path))]
 
     def info(self, path: str) -> FileInfo:
         """Return size and stamp as they are now."""
         status = os.stat(self.url(path))
-        if not stat.S_ISREG(status.st_mode):  # opening a named pipe would wait for ever
+        if stat.S_ISDIR(status.st_mode):
             raise FileNotFoundError(errno.ENOENT, "no regular file", self.url(path))
+        _check_regular(self.url(path), status)
         return FileInfo(path, status.st_size, _stamp(status))
 
     def read(self, path: str, start: int, stop: int) -> bytes:
         """Read one range."""
-        with open(self.url(path), "rb", buffering=0) as file:
+        with open(open_regular(self.url(path)), "rb", buffering=0) as file:
             return os.pread(file.fileno(), stop - start, start)
 
     def read_ranges(
         self, path: str, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]
     ) -> list[bytes]:
         """Read several ranges."""
-        with open(self.url(path), "rb", buffering=0) as file:
+        with open(open_regular(self.url(path)), "rb", buffering=0) as file:
             ranges = zip(starts.tolist(), stops.tolist(), strict=True)
             return [os.pread(file.fileno(), stop - start, start) for start, stop in ranges]
 
@@ -84,6 +90,40 @@ class LocalStorage(Storage):
     def local_path(self, path: str) -> str | None:
         """Return the path itself."""
         return self.url(path)
+
+
+def open_regular(path: str) -> int:
+    """Open a file for reading; a named pipe in its place is not waited for.
+
+    Returns:
+        Its descriptor.
+
+    Raises:
+        DatasetError: A named pipe, a socket or a device is in its place.
+        OSError: It is missing, a folder, or cannot be opened.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno in (errno.ENXIO, errno.ENODEV):  # a socket, a device
+            _check_regular(path, os.stat(path))
+        raise
+    try:
+        status = os.fstat(descriptor)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        _check_regular(path, status)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _check_regular(path: str, status: os.stat_result) -> None:
+    mode = status.st_mode
+    if not stat.S_ISREG(mode):
+        kind = "a named pipe" if stat.S_ISFIFO(mode) else "a socket or a device"
+        raise DatasetError(f"{path!r} is {kind}, not a file: move it away")
 
 
 def write_atomically(path: str, parts: Iterable[Any], mode: int = 0o644) -> None:
@@ -197,8 +237,8 @@ def _stat_entry(entry: os.DirEntry[str], path: str) -> Iterator[FileInfo]:
         if entry.is_symlink():  # else: deleted since it was listed
             yield FileInfo(path, -1, 0)
         return
-    if stat.S_ISREG(status.st_mode):
-        yield FileInfo(path, status.st_size, _stamp(status))
+    size = status.st_size if stat.S_ISREG(status.st_mode) else -1
+    yield FileInfo(path, size, _stamp(status))
 
 
 def _stamp(status: os.stat_result) -> int:

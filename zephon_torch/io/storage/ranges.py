@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from zephon_torch.errors import DatasetError
 from zephon_torch.io.storage.files import StoredFile
+from zephon_torch.io.storage.local import open_regular
 
 View: TypeAlias = bytes | memoryview
 # A remote file that is replaced while a reader is open is noticed within this time. Asking at each
@@ -158,7 +159,7 @@ class FileMap:
     def __init__(self, file: StoredFile, path: str) -> None:
         self._file, self._path = file, path
         self._is_own = file.stamp > 0 and path == file.storage.own_path(file.path)  # no copy
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_regular(path)
         try:
             self._origin = os.fstat(descriptor)
             check_size(file, self._origin.st_size)

@@ -99,8 +99,12 @@ class Places(NamedTuple):
     dictionaries: Sequence[Dictionary] = ()
 
     def doubtful(self) -> list[int]:
-        """Numbers of batches that claim more rows than their messages have bits."""
-        claims = np.diff(self.edges) > 8 * (self.stops - self.starts)
+        """Numbers of batches that claim more rows than their messages have bits, or none.
+
+        One of none may be one whose number of rows is damaged: only reading it tells.
+        """
+        rows = np.diff(self.edges)
+        claims = (rows == 0) | (rows > 8 * (self.stops - self.starts))
         return [int(number) for number in np.flatnonzero(claims)]
 
 

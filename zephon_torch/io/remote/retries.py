@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from zephon_torch.errors import ConfigurationError, StorageError, ZephonError
-from zephon_torch.io.storage.options import StorageOptions
+from zephon_torch.io.remote.options import StorageOptions, masked
 from zephon_torch.support import waits
 
 # Seconds before the second try and so on, each made up to half longer or shorter by chance, so that
@@ -42,8 +42,6 @@ _PASSING_TYPES = {
 _RANGE_NOT_SATISFIABLE = 416
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)(?=::|://)")
-_USER_INFO = re.compile(r"://[^/@\s]*@")
-_QUERY = re.compile(r"\?[^\s'\")>]+")
 
 _T = TypeVar("_T")
 
@@ -225,4 +223,4 @@ def without_credentials(text: str, options: StorageOptions) -> str:
     """A message without the texts in options, and without users and queries in URLs."""
     for secret in sorted(set(options.texts()), key=len, reverse=True):
         text = text.replace(secret, "***")
-    return _QUERY.sub("?***", _USER_INFO.sub("://", text))
+    return masked(text)

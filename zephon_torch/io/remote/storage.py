@@ -7,7 +7,7 @@ made before a fork must not be used after it.
 What may pass (``retries.py``) is tried again, unless the store's own package does so. What remains
 is raised as a `StorageError` that names the URL, in place of the package's own error, which may
 hold credentials. Nothing but the bytes asked for is ever returned: stores that ignore ranges are
-refused (``web.py``).
+refused (``web.py``, ``s3.py``).
 """
 
 from __future__ import annotations
@@ -25,26 +25,20 @@ import numpy as np
 import numpy.typing as npt
 
 from zephon_torch.errors import ConfigurationError, DatasetError
-from zephon_torch.io.storage import retries, web
-from zephon_torch.io.storage.clients import Client
+from zephon_torch.io.remote import retries, s3, web
+from zephon_torch.io.remote.clients import Client
+from zephon_torch.io.remote.merging import merge_ranges
+from zephon_torch.io.remote.options import HiddenPath, StorageOptions
+from zephon_torch.io.remote.stamps import stamp_of
+from zephon_torch.io.remote.urls import as_named, fault_of, spelled, split_url, without_queries
 from zephon_torch.io.storage.files import FileInfo, Kind, Storage, is_ignored, split_at_wildcard
 from zephon_torch.io.storage.local import LocalStorage
-from zephon_torch.io.storage.merging import merge_ranges
-from zephon_torch.io.storage.options import StorageOptions
-from zephon_torch.io.storage.stamps import stamp_of
 
-_URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.:-]*)://(?P<root>.*)", re.DOTALL)
 _USER_INFO = re.compile(r"://[^/@]*@")
 # Two ranges closer than this are one request: a request costs more than the bytes between them.
 _MERGE_GAP_BYTES = 64 << 10
 # Listing or writing may take so many times as long as a read: a bucket may have many pages.
 _LONG = 10
-# The rest of a chained URL, as opposed to a name with "::" in it: another URL, or a path after a
-# file system that lies in a file.
-_CHAINED = re.compile(r"::(?=(?:[a-z][a-z0-9+.-]*::)*[A-Za-z][A-Za-z0-9+.-]*://)")
-_IN_A_FILE = {"zip", "tar", "libarchive", "reference"}
-# Stands for "::" in names while fsspec, which takes URLs apart there, looks at them.
-_COLONS = "\ue000\ue001"
 
 _T = TypeVar("_T")
 
@@ -81,26 +75,15 @@ def connect(
         path: A local path, a ``file://`` URL, or any URL that fsspec knows; may hold wildcards.
         storage_options: Passed on to fsspec. Kept out of every message and of the `repr`.
     """
-    url = _URL.fullmatch(path)
+    url = split_url(path)
     if url is None:
         return LocalStorage(os.path.abspath(os.path.expanduser(path)))
-    scheme, root = url["scheme"], url["root"]
+    scheme, root, tail = url
     if scheme in ("file", "local"):
         # pathlib's as_uri() quotes, fsspec does not unquote: what exists as written wins.
         literal = os.path.exists(root)
         return LocalStorage(os.path.abspath(root if literal else urllib.parse.unquote(root)))
-    cut = _tail_at(scheme.rpartition("::")[2], root)
-    root, tail = (root, "") if cut < 0 else (root[:cut], root[cut:])
     return RemoteStorage(root.rstrip("/"), scheme, tail, StorageOptions(storage_options))
-
-
-def _tail_at(protocol: str, root: str) -> int:
-    """Where the tail that stays behind every path begins: a query, the rest of a chain; or -1."""
-    if protocol in web.WEB:
-        return root.find("?")
-    if (chained := _CHAINED.search(root)) is not None:
-        return chained.start()
-    return root.find("::") if protocol in _IN_A_FILE else -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +166,7 @@ class RemoteStorage(Storage):
 
     def url(self, path: str = "") -> str:
         """Return the path without credentials."""
-        tail = "::".join(part.partition("?")[0] for part in self.tail.split("::"))
+        tail = without_queries(self.tail)
         return _USER_INFO.sub("://", f"{self.scheme}://{self._join(path)}{tail}")
 
     def identity(self, path: str) -> str:
@@ -207,22 +190,24 @@ class RemoteStorage(Storage):
     def _look_up(self, path: str) -> tuple[Any, str]:
         import fsspec.core
 
-        location = self._join(path).replace("::", _COLONS)
-        url = f"{self.scheme}://{location}{self.tail}"
-        options = StorageOptions(web.with_checks(self.options.plain(), retries.protocols(url)))
-        failed = ""
+        if failed := fault_of(self.tail):
+            raise ConfigurationError(f"cannot open {self.url(path)!r}: {failed}")
+        url = HiddenPath(spelled(self.scheme, self._join(path), self.tail))
+        names = retries.protocols(url.text())
+        options = StorageOptions(web.with_checks(self.options.plain(), names))
+        options = StorageOptions(s3.with_checks(options.plain(), names))
         try:
             with _resolving:
-                fs, full = fsspec.core.url_to_fs(url, **options.plain())
+                fs, full = fsspec.core.url_to_fs(url.text(), **options.plain())
         except ImportError as error:
-            extra = retries.extra_of(url)
+            extra = retries.extra_of(url.text())
             remedy = f": pip install 'zephon-torch[{extra}]'" if extra else ""
             failed = f"{error}{remedy}"
         except ValueError as error:  # an unknown protocol, or an option that cannot be
             failed = retries.without_credentials(str(error), self.options)
         if failed:  # without what was raised: its frames hold the options as they are
             raise ConfigurationError(f"cannot open {self.url(path)!r}: {failed}")
-        return fs, str(full).replace(_COLONS, "::")
+        return fs, as_named(str(full))
 
     def _ask(self, path: str, ask: Callable[[Client, str], _T], *, times: int = 1) -> _T:
         """Call with the file system and the path in its spelling; again if that may help.

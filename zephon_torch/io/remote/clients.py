@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from zephon_torch.io.storage import web
+from zephon_torch.io.remote import web
 from zephon_torch.support import waits
 
 

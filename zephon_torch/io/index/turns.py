@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from zephon_torch.io.storage.local import open_regular
 from zephon_torch.support import waits
 
 _POLL_SECONDS = 0.05
@@ -24,7 +25,7 @@ _SLOW_BYTES_PER_SECOND = 20e6
 def turn(path: str | None) -> Iterator[bool]:
     """Wait for the turn at a local file (None: at once); yields whether others were before."""
     try:
-        descriptor = None if path is None else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = None if path is None else open_regular(path)
     except OSError:
         descriptor = None
     if descriptor is None:

@@ -1,10 +1,16 @@
-"""Options of a store, which may hold keys: nothing that is shown of them holds a value."""
+"""What may hold keys, options of a store and URLs: nothing that is shown of them holds one."""
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from zephon_torch.errors import ConfigurationError
+
+_USER_INFO = re.compile(r"://[^/@\s]*@")
+_QUERY = re.compile(r"\?[^\s'\")>]+")
 # Options whose texts help in a message, and are no secrets.
 _SHOWN = {"endpoint_url", "region_name"}
 
@@ -49,6 +55,41 @@ class StorageOptions:
 
     def __repr__(self) -> str:
         return f"StorageOptions({', '.join(f'{name}=***' for name in sorted(self._values))})"
+
+
+class HiddenPath:
+    """A path as a user gave it; shows no user and no query of a URL.
+
+    Args:
+        value: A path or URL, or whatever was given in the place of one.
+    """
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def text(self) -> str:
+        """Return the path.
+
+        Raises:
+            ConfigurationError: What was given is none.
+        """
+        given = self._value
+        text = os.fspath(given) if isinstance(given, os.PathLike) else given
+        if not isinstance(text, str) or not text:
+            raise ConfigurationError(
+                f"path must be a folder, a file or a pattern as str or os.PathLike, got {given!r}"
+            )
+        return text
+
+    def __repr__(self) -> str:
+        return f"HiddenPath({masked(repr(self._value))})"
+
+
+def masked(text: str) -> str:
+    """Return a text without users and queries in URLs."""
+    return _QUERY.sub("?***", _USER_INFO.sub("://", text))
 
 
 def _copied(value: Any) -> Any:

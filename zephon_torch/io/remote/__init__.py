@@ -1,0 +1,1 @@
+"""Stores of other machines, through fsspec: clients, answers, retries, credentials."""
