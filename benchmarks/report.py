@@ -1,4 +1,4 @@
-"""Tables in Markdown of results: a summary for the README, every case for docs/benchmarks.md."""
+"""Tables in Markdown of results: three lines for the README, every case for docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -14,6 +14,28 @@ ROOT = Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- benchmarks -->\n", "<!-- /benchmarks -->\n"
 ENGINES = ("inline", "thread", "1 worker", "2 workers")
 NONE = "\N{EN DASH}"
+IN_README = (OURS, "torch", "hf")  # a line each, in the first format
+HEAD = [
+    "",
+    "text, k samples/s",
+    "mixture of 2, k samples/s",
+    "token rows, M tokens/s",
+    "first batch, s",
+    "MB",
+]
+LIMIT = (
+    "`limit` reads and decodes the same records without a loader, or gathers rows from one array. "
+)
+MADE_BY = """# Benchmarks
+
+Made by `python -m benchmarks --all`, and from its results by
+`python -m benchmarks --report results.json`.
+
+Run `pip install -e '.[benchmarks]'` in a clone first. With `--all`, the command installs the other
+systems in environments of their own and measures all of them, in about 40 minutes on two idle
+cores. Without `--all`, it measures zephon_torch, the limits and torch's loader, in three minutes.
+
+"""
 
 
 def write(results: Mapping[str, Any], root: Path = ROOT) -> None:
@@ -27,54 +49,56 @@ def write(results: Mapping[str, Any], root: Path = ROOT) -> None:
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]
     pictures = "".join(f"\n![{name}](docs/benchmarks/{name}.svg)\n" for name in names[:1])
-    readme.write_text(f"{before}{BEGIN}{summary(results)}{pictures}{END}{after}")
+    readme.write_text(f"{before}{BEGIN}{short(results)}{pictures}{END}{after}")
 
 
 def summary(results: Mapping[str, Any]) -> str:
     """Return the table of all systems, with what it was measured on."""
+    lines = [line for name in systems.NAMES for line in _lines(results, name)]
+    return _table(HEAD, lines) + "\n" + _about(results, LIMIT)
+
+
+def short(results: Mapping[str, Any]) -> str:
+    """Return the same with one line for each of :data:`IN_README` that was measured."""
+    lines = [line for name in IN_README for line in _lines(results, name)[:1]]
+    return _table(HEAD, lines) + "\n" + _about(results)
+
+
+def _lines(results: Mapping[str, Any], name: str) -> list[list[str]]:
+    """Return a line for each format of a system; none if it was not asked for."""
+    if name not in results["environments"]:
+        return []
+    system = systems.load(name)
+    error = results["environments"][name]["error"]
+    if error is not None:
+        return [[system.label, f"not measured: {error}"] + [""] * 4]
     rows = rows_of(results)
-    lines = []
-    for name in systems.NAMES:
-        system = systems.load(name)
-        error = results["environments"].get(name, {}).get("error")
-        if name not in results["environments"]:
-            continue
-        if error is not None:
-            lines.append([system.label, f"not measured: {error}"] + [""] * 4)
-            continue
-        for kind in system.formats or (None,):
-            label = f"**{system.label}**" if name == OURS else system.label
-            has_one = len(system.formats) == 1 and name != OURS
-            label += "" if kind is None or has_one else f", {kind}"
-            text = {"case": "text", "system": name, "format": kind}
-            two = {"case": "mixture", "datasets": 2, "system": name, "format": kind}
-            rows_24 = {"case": "tokens", "system": name, "shards": 24}
-            is_first = kind in (None, system.formats[0] if system.formats else None)
-            cells = [
-                _engines(rows, "samples_per_s", 1e3, **text),
-                _engines(rows, "samples_per_s", 1e3, **two),
-                _engines(rows, "tokens_per_s", 1e6, **rows_24) if is_first else "",
-                _first(rows, "first_batch_s", **text) if name != LIMITS else "",
-                _engines(rows, "own_mb", 1, **text) if name != LIMITS else "",
-            ]
-            lines.append([label, *cells])
-    head = [
-        "",
-        "text, k samples/s",
-        "mixture of 2, k samples/s",
-        "token rows, M tokens/s",
-        "first batch, s",
-        "MB",
+    return [_line(rows, name, system, kind) for kind in system.formats or (None,)]
+
+
+def _line(rows: list[Row], name: str, system: Any, kind: str | None) -> list[str]:
+    label = f"**{system.label}**" if name == OURS else system.label
+    has_one = len(system.formats) == 1 and name != OURS
+    label += "" if kind is None or has_one else f", {kind}"
+    text = {"case": "text", "system": name, "format": kind}
+    two = {"case": "mixture", "datasets": 2, "system": name, "format": kind}
+    rows_24 = {"case": "tokens", "system": name, "shards": 24}
+    is_first = kind in (None, system.formats[0] if system.formats else None)
+    return [
+        label,
+        _engines(rows, "samples_per_s", 1e3, **text),
+        _engines(rows, "samples_per_s", 1e3, **two),
+        _engines(rows, "tokens_per_s", 1e6, **rows_24) if is_first else "",
+        _first(rows, "first_batch_s", **text) if name != LIMITS else "",
+        _engines(rows, "own_mb", 1, **text) if name != LIMITS else "",
     ]
-    return _table(head, lines) + "\n" + _about(results)
 
 
 def full(results: Mapping[str, Any], pictures: Iterable[str] = ()) -> str:
     """Return the page of all cases."""
     rows = rows_of(results)
     parts = [
-        "# Benchmarks\n\nMade by `python -m benchmarks --all`, and from its results by "
-        "`python -m benchmarks --report results.json`.\n\n",
+        MADE_BY,
         summary(results),
         *(f"\n![{name}](benchmarks/{name}.svg)\n" for name in pictures),
         "\n## Targets\n\n",
@@ -131,7 +155,7 @@ def _systems(results: Mapping[str, Any]) -> str:
     return _table(["system", "versions", ""], lines)
 
 
-def _about(results: Mapping[str, Any]) -> str:
+def _about(results: Mapping[str, Any], limit: str = "") -> str:
     machine = results["machine"]
     turns = max(run["turn"] for run in results["runs"]) + 1
     others = [run["others_cores"] for run in results["runs"] if "others_cores" in run]
@@ -140,8 +164,7 @@ def _about(results: Mapping[str, Any]) -> str:
         f"{machine['date']}, {machine['cores']} cores of {machine['cpu']}, Python "
         f"{machine['python']}, page cache warm, batches of 32 in random order, medians of {turns} "
         "turns. Cells: inline / one thread / 1 worker process / 2. MB: memory of all processes "
-        "that is no mapped file. `limit` reads and decodes the same records without a loader, or "
-        f"gathers rows from one array. Trust ratios more than numbers{busy}.\n"
+        f"that is no mapped file. {limit}Trust ratios more than numbers{busy}.\n"
     )
 
 

@@ -105,11 +105,23 @@ def test_the_report_fills_the_readme_between_its_markers_and_writes_page_and_plo
     report.write(results(RUNS), tmp_path)
     text = readme.read_text()
     assert text.startswith(f"before\n{report.BEGIN}|") and text.endswith(f"{report.END}after\n")
-    assert "old" not in text and "ERROR: no such version" in text
+    assert "old" not in text
+    lines = re.findall(r"^\| ([^|]+) \|", text, re.MULTILINE)
+    assert lines == ["---", "**zephon_torch**, jsonl"], "of the README's three, the one measured"
     page = (tmp_path / "docs" / "benchmarks.md").read_text()
+    assert "ERROR: no such version" in page
     assert "| grain | 24 | inline | 8,000 | 80,000 | 100 |" in page
     for picture in re.findall(r"\((.*\.svg)\)", text):
         assert "<svg" in (tmp_path / picture).read_text()
+
+
+def test_the_readme_has_three_lines_of_the_committed_results_and_the_page_has_all() -> None:
+    committed = json.loads((report.ROOT / "docs" / "benchmarks" / "results.json").read_text())
+    short = report.short(committed)
+    assert len(re.findall(r"^\| [*\w]", short, re.MULTILINE)) == 3
+    assert report.BEGIN + short in (report.ROOT / "README.md").read_text()
+    page = (report.ROOT / "docs" / "benchmarks.md").read_text()
+    assert page.startswith(report.MADE_BY) and report.summary(committed) in page
 
 
 @pytest.mark.parametrize("name", systems.NAMES)

@@ -1,4 +1,4 @@
-"""What the README says of other loaders, checked with the versions that are installed."""
+"""Claims of docs/comparison.md on other loaders, with the versions that are installed."""
 
 from __future__ import annotations
 

@@ -54,7 +54,8 @@ class DataLoader(TorchFace):
         batch_size: samples per rank and step.
         shuffle: None: the source's own order (a dataset's: as stored); True: a global shuffle;
             False: as stored. A work source has its own, so giving it there raises.
-        sampler, batch_sampler, generator: not taken: the plan is the sampler. They raise.
+        sampler: not taken, raises: the plan is the sampler.
+        batch_sampler: not taken, raises.
         num_workers: worker processes. With 0, one background thread reads and decodes while
             transform and collate run in the caller's thread (datasets in memory and torch datasets:
             everything inline).
@@ -63,12 +64,16 @@ class DataLoader(TorchFace):
         drop_last: drop the last *global* batch of an epoch if it is incomplete. False: with one
             rank the last batch is short; with several, every rank gets the same number of samples,
             missing ones repeat a real sample, and :attr:`valid` marks the real ones.
-        timeout, worker_init_fn, multiprocessing_context, persistent_workers: as torch's.
+        timeout: as torch's, in seconds.
+        worker_init_fn: as torch's.
+        multiprocessing_context: as torch's.
+        generator: not taken, raises: `seed` decides the order.
         prefetch_factor: batches in flight ahead of the loop, per worker where there are any. None:
-            as many as pay: two windows of batches that are read at once
-            (``zephon_torch/nodes/windows.py``), with several threads some more than these.
+            as many as pay: two groups of batches that are read at once, with several threads
+            some more than these.
+        persistent_workers: as torch's.
+        pin_memory_device: not taken, raises.
         in_order: only True.
-        pin_memory_device: not taken.
         mixture: weights by name, for several datasets.
         seed: seed of the order, for datasets (a work source has its own).
         lanes: sub-streams of the delivery order; None: 1, or those of a loaded state.
@@ -85,8 +90,8 @@ class DataLoader(TorchFace):
         cache_dir: folder on this machine where whole shards of remote datasets are kept, shared by
             all its processes; ahead of the loop, as the plan says which ones come.
         cache_limit: bytes that it may take at most, as a number or like "200GB" or "64GiB".
-        rank, num_replicas: data-parallel rank and world; None reads torch.distributed at the first
-            use.
+        rank: data-parallel rank; None reads torch.distributed at the first use.
+        num_replicas: number of data-parallel ranks; None likewise.
         mesh: a one-dimensional DeviceMesh of the data-parallel ranks instead.
 
     Attributes:
@@ -96,7 +101,7 @@ class DataLoader(TorchFace):
     Raises:
         ConfigurationError: arguments that cannot work; the message says what to do instead.
 
-    Example:
+    Examples:
         >>> from zephon_torch import DataLoader
         >>> loader = DataLoader(list(range(10)), batch_size=4, shuffle=True, seed=7)
         >>> len(loader), sorted(int(x) for batch in loader for x in batch)

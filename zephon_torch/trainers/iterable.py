@@ -35,9 +35,10 @@ class WorkSourceDataset(torch.utils.data.IterableDataset[Any]):
         source: the work source.
         transform: function of a sample; or for each dataset by name its own, None for none.
         takes_rng: transforms also take a numpy Generator that belongs to the sample.
-        rank, num_replicas: data-parallel rank and world; None reads torch.distributed at first use.
+        rank: data-parallel rank; None reads torch.distributed at the first use.
+        num_replicas: number of data-parallel ranks; None likewise.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from zephon_torch import StaticMixtureWorkSource, WorkSourceDataset
         >>> from zephon_torch.io import Dataset

@@ -163,7 +163,7 @@ def bind(
             under it, is wrapped already (DDP, DataParallel, FSDP1, torch.compile, Fabric), or is an
             ``nn.ModuleList`` or ``nn.ModuleDict``; or the loader is wrapped, or is not one of ours.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from zephon_torch import DataLoader, bind
         >>> loader = DataLoader(list(range(10)), batch_size=2)

@@ -62,7 +62,7 @@ class TitanDataLoader(BaseDataLoader):  # type: ignore[misc]
         RecordError: while iterating, a sample that is not such a row; a note names dataset, shard
             and sample.
 
-    Example:
+    Examples:
         With files of JSON lines ``{"tokens": [...]}``, each of ``seq_len + 1`` integers::
 
             source = StaticMixtureWorkSource(

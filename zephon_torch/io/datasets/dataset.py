@@ -86,7 +86,7 @@ class Dataset:
         """Describe files.
 
         Counting the records of a file reads it once and leaves a hidden index beside it, or in a
-        cache folder (see ``zephon_torch/io/index/index.py``); later calls read the index.
+        cache folder (``$ZEPHON_CACHE_DIR``); later calls read the index.
 
         Args:
             name: The dataset's name.
@@ -95,7 +95,7 @@ class Dataset:
                 ``.tmp`` are left out.
             format: Name of the format; told from the extensions by default.
             storage_options: For fsspec; never shown in any message.
-            options: Of the format; ``docs/formats/`` has a page on each. ``columns`` (parquet,
+            options: Of the format; the documentation has a page on each. ``columns`` (parquet,
                 arrow), ``decode`` (webdataset), ``dtype`` (tokens), ``row_length`` (tokens,
                 megatron), ``unit`` (megatron), ``keep_bytes`` (mds), and ``allow_pickle``
                 (webdataset, mds): pickles among the data run whatever code they hold, so they are
@@ -243,7 +243,7 @@ class Dataset:
         """Write what is known of the files, for `from_manifest`; replaces what is there.
 
         Best beside the files, in the root of the dataset, under a name like ``web.zman`` that is
-        not taken for data. The layout is in ``zephon_torch/io/datasets/manifest.py``.
+        not taken for data.
 
         Args:
             path: Local, or a URL that fsspec can write to.
@@ -298,7 +298,7 @@ class Dataset:
 
     @cached_property
     def fingerprint(self) -> str:
-        """64 hex digits that change when samples could stand elsewhere; see ``fingerprint.py``."""
+        """64 hexadecimal digits, which change when samples could stand elsewhere."""
         return fingerprint(self.name, self.format, self.shards, self.content.version)
 
     def shard_path(self, shard: int) -> str:

@@ -32,7 +32,7 @@ class MixtureSpec(Mapping[str, Fraction]):
         MixtureError: a negative, NaN or infinite weight, all weights zero, no weight, a name that
             is not a non-empty string. The message names the entry.
 
-    Example:
+    Examples:
         >>> MixtureSpec({"web": 0.7, "code": 0.3})
         MixtureSpec({'web': 0.7, 'code': 0.3})
         >>> MixtureSpec({"web": 0.7, "code": 0.3})["web"]

@@ -180,7 +180,7 @@ class Plan:
         Raises:
             IndexError: a position outside the plan, or a negative epoch.
 
-        Example:
+        Examples:
             >>> from zephon_torch.io import Dataset
             >>> from zephon_torch.work import StaticMixtureWorkSource
             >>> numbers = Dataset.from_samples("numbers", range(10))

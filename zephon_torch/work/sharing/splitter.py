@@ -49,7 +49,7 @@ class ChunkSplitter(DistributedSampler[list[Pointer]]):
         global_batch_size: samples all ranks together get per step.
         rank: data-parallel rank; None reads torch.distributed at the first use.
         num_replicas: number of ranks; None likewise.
-        lanes: sub-streams of the delivery order (see ``delivery.py``). An option of the run,
+        lanes: sub-streams of the delivery order. An option of the run,
             never derived from the number of ranks.
         drop_last: drop the last global batch of an epoch if it is incomplete.
         world: a :class:`~zephon_torch.work.sharing.world.World` in place of rank and num_replicas.

@@ -249,7 +249,7 @@ class StaticMixtureWorkSource(WorkSource):
         ConfigurationError: an option, or a combination, that cannot work.
         MixtureError: an invalid weight, or names that do not match.
 
-    Example:
+    Examples:
         >>> from zephon_torch.io import Dataset
         >>> from zephon_torch.work import MixtureSpec, StaticMixtureWorkSource
         >>> datasets = [Dataset.from_samples("a", range(6)), Dataset.from_samples("b", range(3))]
