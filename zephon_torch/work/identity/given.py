@@ -33,7 +33,8 @@ from typing import TYPE_CHECKING
 
 from zephon_torch.work.order.options import PlanOptions
 from zephon_torch.work.order.sample_order import SampleOrder, ShuffleLevels
-from zephon_torch.work.order.stopping import Segments
+from zephon_torch.work.order.segments import Segments
+from zephon_torch.work.order.stopping import plainest_rules, segments_of
 
 if TYPE_CHECKING:
     from zephon_torch.io.datasets.dataset import Dataset
@@ -60,14 +61,18 @@ class Given:
         """Names of the datasets."""
         return [dataset.name for dataset in self.datasets]
 
+    @property
+    def sizes(self) -> list[int]:
+        """Samples of the datasets."""
+        return [dataset.num_samples for dataset in self.datasets]
+
     def respelled(self, options: PlanOptions) -> Given:
         """The same datasets and weights under other options."""
         return replace(self, options=options)
 
     def segments(self) -> Segments:
         """Where the plan stops, and where datasets leave."""
-        sizes = [dataset.num_samples for dataset in self.datasets]
-        return Segments(self.names, self.weights, sizes, self.options.rules)
+        return segments_of(self.names, self.weights, self.sizes, self.options.rules)
 
     def order(self) -> SampleOrder:
         """The order inside each dataset."""
@@ -94,7 +99,7 @@ def plainest(given: Given, segments: Segments, order: SampleOrder) -> PlanOption
         seed=options.seed,
         chunk_size=_chunk_size(options.chunk_size, segments.length),
         levels=_levels(options.levels, order),
-        rules=segments.plainest_rules(),
+        rules=plainest_rules(segments, given.sizes, options.rules),
         reshuffle_on_repeat=_reshuffle(given, order),
         interleave=options.interleave if alternates else "balanced",
     )

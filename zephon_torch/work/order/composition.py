@@ -23,7 +23,7 @@ from zephon_torch.work.order.interleave import (
     by_leaf,
     shuffled_labels,
 )
-from zephon_torch.work.order.stopping import Segments
+from zephon_torch.work.order.segments import Segments
 
 Interleave: TypeAlias = Literal["balanced", "shuffle"]
 
@@ -121,7 +121,7 @@ class Composition:
     def _pieces(self, starts: Int64Array) -> tuple[Pieces, Int64Array, Int64Array]:
         """Pieces that begin at `starts` (one segment), the counts before them, their datasets."""
         segments = self._segments
-        segment = int(np.searchsorted(segments.start, starts[0], side="right")) - 1
+        segment = segments.at(int(starts[0]))
         tree, live, origin = segments.tree(segment), segments.live(segment), segments.start[segment]
         chunk = starts // self._chunk_size
         stops = (chunk + 1) * self._chunk_size
