@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from zephon_torch.work.order.phases import Course
 from zephon_torch.work.plan.plan import Plan
 
 _HEADINGS = ("dataset", "weight", "samples", "drawn", "passes", "share", "unseen", "never seen")
@@ -88,19 +89,21 @@ def describe(plan: Plan) -> str:
         chunks = "1 chunk" if plan.num_chunks == 1 else f"{plan.num_chunks:,} chunks"
         lines.append(f"{plan.length:,} samples in {chunks} an epoch")
     if plan.course is not None:
-        lines += ["", *_table(_segment_rows(plan)), ""]
+        lines += ["", *_table(_phase_rows(plan, plan.course)), ""]
     return "\n".join(lines + [_warning(s) for s in summaries if s.never_seen and s.weight > 0])
 
 
-def _segment_rows(plan: Plan) -> list[tuple[str, ...]]:
-    """A row for each segment: where it begins, its samples, and each dataset's share of it."""
+def _phase_rows(plan: Plan, course: Course) -> list[tuple[str, ...]]:
+    """A row for each phase: where it begins, its samples, and each dataset's share of them."""
     names = [d.name for d in plan.datasets]
     rows: list[tuple[str, ...]] = [("phase", "from", "samples", *names)]
-    for number, (start, stop) in enumerate(itertools.pairwise([*plan.starts, plan.length])):
-        shares = _share_of_each(plan.weights_at(start or 0))
-        samples = "endless" if stop is None else f"{stop - (start or 0):,}"
+    start = 0
+    for number, stop in enumerate(course.ends(plan.chunk_size)):
+        shares = _share_of_each(plan.weights_at(start))
+        samples = "endless" if stop is None else f"{stop - start:,}"
         cells = (f"{shares.get(name, 0):.6g}" for name in names)
         rows.append((str(number), f"{start:,}", samples, *cells))
+        start = stop or start
     return rows
 
 
