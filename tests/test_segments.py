@@ -419,7 +419,7 @@ def test_chunks_too_large_to_be_shuffled_are_refused() -> None:
 
 def test_a_single_dataset_needs_no_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(composition, "shuffled_labels", None)  # a call would fail
-    plan = shuffled({"a": 50}, exhausted_policy="repeat").plan
+    plan = shuffled({"a": 1 << 30}, exhausted_policy="repeat").plan
     found = plan.pointers([7, 1 << 29])
     for shard, sample, position in zip(found.shard, found.sample, (7, 1 << 29), strict=True):
         assert position in plan.positions("a", int(shard), int(sample), stop=position + 1)[-1:]
