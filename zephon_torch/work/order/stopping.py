@@ -213,13 +213,12 @@ def _length_in_one_segment(
     segments: Segments, names: Sequence[str], sizes: Sequence[int], rules: StopRules
 ) -> int | None:
     """The length by floors and caps alone, as if the first segment never ended."""
-    tree = segments.tree(0)
     floors, caps = rules.floors_and_caps(names)
     allowed = {i: cap * sizes[i] + 1 for i, cap in enumerate(caps) if cap is not None}
     wanted = {i: floor * sizes[i] for i, floor in enumerate(floors) if floor is not None}
-    ends = [_first_to(tree, allowed) - 1] if allowed else []
+    ends = [_first_to(segments.tree(0), allowed) - 1] if allowed else []
     if wanted:
-        ends.append(_last_to(tree, wanted))
+        ends.append(_last_to(segments.tree(0), wanted))
     return min(ends, default=None)
 
 
