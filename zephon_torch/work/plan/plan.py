@@ -4,11 +4,12 @@ Positions are cut in chunks of ``chunk_size``. The split tree gives the exact nu
 each dataset before any chunk, so every chunk, and every position in it, is computed directly::
 
     position ──▶ piece (chunk, segment) ──▶ dataset, rank in its stream ──▶ pass, shard, sample
-              apportion, stopping        interleave                      order
+              apportion, segments        interleave                      order
 
 A piece is a chunk's positions [k * C, (k + 1) * C), cut short at the end of the plan and, with
-``exhausted_policy="redistribute"``, at each departure. Its quotas are the differences of the exact
-counts at its two ends. Nothing is replayed, nothing is stored per sample.
+``exhausted_policy="redistribute"``, at each departure. (Phases change at ends of chunks.) Its quotas
+are the differences of the exact counts at its two ends. Nothing is replayed, nothing is stored per
+sample.
 """
 
 from __future__ import annotations
