@@ -15,11 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zephon_torch.arithmetic.apportion import SplitTree
 from zephon_torch.errors import ConfigurationError, MixtureError, PlanMismatch
 from zephon_torch.io import Dataset
 from zephon_torch.work import MixtureSpec, StaticMixtureWorkSource
 from zephon_torch.work.identity.progress import Progress
-from zephon_torch.work.order import composition
+from zephon_torch.work.order import composition, segments
 from zephon_torch.work.order.options import PlanOptions
 from zephon_torch.work.order.phases import Course, Phase
 from zephon_torch.work.order.sample_order import ShuffleLevels
@@ -233,12 +234,12 @@ def _phase_starts(setup: Setup) -> list[int]:
 @given(setups())
 def test_counts_and_positions_of_segments_agree(setup: Setup) -> None:
     plan = setup.plan()
-    segments = plan._segments
+    made = plan._segments
     total = reach(plan)
-    for dataset in range(segments.before.shape[1]):
-        counts = [int(segments.counts(p)[dataset]) for p in range(total + 1)]
+    for dataset in range(made.before.shape[1]):
+        counts = [int(made.counts(p)[dataset]) for p in range(total + 1)]
         for m in range(1, counts[-1] + 1):
-            assert segments.position(dataset, m)[1] == counts.index(m) - 1
+            assert made.position(dataset, m)[1] == counts.index(m) - 1
 
 
 # --- the same as a static mixture ----------------------------------------------------------------
@@ -270,11 +271,30 @@ def test_a_dataset_may_rest_and_come_back() -> None:
     assert len(set(of_a)) == len(of_a) == 24
 
 
+def test_a_chunk_of_a_thousand_phases_builds_one_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    course = [(8, {"a": n % 97 + 1, "b": 97}) for n in range(1000)]
+    plan = Setup(AB, course).plan()
+    built: list[int] = []
+
+    def tree(weights: list[int]) -> SplitTree:
+        built.append(len(weights))
+        return SplitTree(weights)
+
+    plan.pointers([0])
+    monkeypatch.setattr(segments, "SplitTree", tree)
+    for _ in range(2):
+        plan.pointers(np.arange(8 * 500, 8 * 501))
+    assert built == [2]
+    plan.pointers(np.arange(8000))
+    assert len(built) == 1000 - 1  # but those of positions 0 and 4,000
+    assert len(plan._segments._trees) <= 64
+
+
 def test_more_items_than_a_dataset_has_is_an_error() -> None:
-    segments = Setup(AB, [(16, {"a": 1, "b": 1}), (None, {"a": 0, "b": 1})]).plan()._segments
-    assert segments.position(0, 8)[0] == 0
+    made = Setup(AB, [(16, {"a": 1, "b": 1}), (None, {"a": 0, "b": 1})]).plan()._segments
+    assert made.position(0, 8)[0] == 0
     with pytest.raises(IndexError, match="dataset 0 has 8 items in all segments, no 9th"):
-        segments.position(0, 9)
+        made.position(0, 9)
 
 
 # --- identity and description --------------------------------------------------------------------

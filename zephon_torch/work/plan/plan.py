@@ -7,9 +7,9 @@ each dataset before any chunk, so every chunk, and every position in it, is comp
               apportion, segments        interleave                      order
 
 A piece is a chunk's positions [k * C, (k + 1) * C), cut short at the end of the plan and, with
-``exhausted_policy="redistribute"``, at each departure. (Phases change at ends of chunks.) Its quotas
-are the differences of the exact counts at its two ends. Nothing is replayed, nothing is stored per
-sample.
+``exhausted_policy="redistribute"``, at each departure. (Phases change at ends of chunks.) Its
+quotas are the differences of the exact counts at its two ends. Nothing is replayed, nothing is
+stored per sample.
 """
 
 from __future__ import annotations
