@@ -523,6 +523,44 @@ class OraclePlan:
             number += 1
 
 
+@dataclass
+class OracleCourse(OraclePlan):
+    """A plan of phases: as (samples or None for an open one, name -> weight, zeros allowed)."""
+
+    phases: Sequence[tuple[int | None, Mapping[str, float | Fraction]]] = ()
+    lanes: int = 1
+
+    def __post_init__(self) -> None:
+        self.names = sorted(
+            name
+            for name, sizes in self.datasets.items()
+            if sum(sizes) and any(weights[name] for _, weights in self.phases)
+        )
+        self.labels, self.begins = [], []
+        key, planned = text_key("zephon_torch/interleave/1", str(self.seed)), 0
+        mixture: tuple[list[int], list[int]] | None = None
+        for samples, weights in self.phases:
+            live = [i for i, name in enumerate(self.names) if weights[name]]
+            new = live, integer_weights([exact(weights[self.names[i]]) for i in live])
+            if new != mixture:  # the same ratio goes on as it was
+                mixture, tree = new, apportion(new[1])
+            self.begins.append(len(self.labels))
+            planned = self.limit if samples is None else planned + samples
+            while len(self.labels) < planned or len(self.labels) % (self.chunk_size * self.lanes):
+                chunk = [next(tree) for _ in range(self.chunk_size)]
+                self.labels += [live[leaf] for leaf in self._in_order(new[1], chunk, key)]
+
+    @property
+    def length(self) -> int | None:
+        return None if self.phases[-1][0] is None else len(self.labels)
+
+    def _in_order(self, weights: Sequence[int], chunk: Sequence[int], key: int) -> Sequence[int]:
+        quotas = [chunk.count(leaf) for leaf in range(len(weights))]
+        if self.interleave == "balanced":
+            return balanced(weights, quotas, len(self.labels) // self.chunk_size, key)
+        return shuffled(quotas, len(self.labels), key)
+
+
 # --- delivery ------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,8 @@ from zephon_torch.arithmetic.apportion import SplitTree
 from zephon_torch.errors import ConfigurationError
 from zephon_torch.io import Dataset
 from zephon_torch.work import StaticMixtureWorkSource
-from zephon_torch.work.order.stopping import Segments, StopRules
+from zephon_torch.work.order.segments import Segments
+from zephon_torch.work.order.stopping import StopRules, segments_of
 
 ABC = {"a": 5, "b": 2, "c": 7}
 
@@ -25,7 +26,7 @@ def segments(
     sizes: dict[str, int], weights: dict[str, Any] | None = None, **rules: Any
 ) -> Segments:
     weights = weights or dict.fromkeys(sizes, 1)
-    return Segments(
+    return segments_of(
         list(sizes),
         [oracle.exact(weights[name]) for name in sizes],
         list(sizes.values()),

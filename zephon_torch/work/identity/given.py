@@ -31,9 +31,12 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from zephon_torch.errors import ConfigurationError
 from zephon_torch.work.order.options import PlanOptions
+from zephon_torch.work.order.phases import Course, Stretches
 from zephon_torch.work.order.sample_order import SampleOrder, ShuffleLevels
-from zephon_torch.work.order.stopping import Segments
+from zephon_torch.work.order.segments import Segments
+from zephon_torch.work.order.stopping import StopRules, plainest_rules, segments_of
 
 if TYPE_CHECKING:
     from zephon_torch.io.datasets.dataset import Dataset
@@ -47,27 +50,54 @@ class Given:
 
     Attributes:
         datasets: those that take part, in canonical order.
-        weights: their exact weights, all positive.
+        weights: their exact weights, all positive; none where the mixture changes.
         options: as the user spelled them.
+        course: how the mixture changes; None for one mixture.
     """
 
     datasets: Sequence[Dataset]
     weights: Sequence[Fraction]
     options: PlanOptions
+    course: Stretches | None = None
+
+    @classmethod
+    def of_course(cls, datasets: Sequence[Dataset], phases: Course, options: PlanOptions) -> Given:
+        """What a plan of phases is made of; a static mixture where all phases have the same.
+
+        Raises:
+            ConfigurationError: phases that cannot work, or stop options beside them.
+        """
+        if options.rules != StopRules(exhausted_policy="repeat"):
+            raise ConfigurationError(
+                f"stop options beside phases: {options.rules}. Phases say themselves where the "
+                'plan ends: give exhausted_policy="repeat" alone'
+            )
+        weights = [[phase.mixture[d.name] for d in datasets] for phase in phases.phases]
+        course = Stretches.of(weights, phases.ends(options.chunk_size))
+        if len(course.start) > 1:
+            return cls(datasets, [], options, course)
+        rules = StopRules(exhausted_policy="repeat", max_samples=course.length)
+        return cls(datasets, weights[0], replace(options, rules=rules))
 
     @property
     def names(self) -> list[str]:
         """Names of the datasets."""
         return [dataset.name for dataset in self.datasets]
 
+    @property
+    def sizes(self) -> list[int]:
+        """Samples of the datasets."""
+        return [dataset.num_samples for dataset in self.datasets]
+
     def respelled(self, options: PlanOptions) -> Given:
         """The same datasets and weights under other options."""
         return replace(self, options=options)
 
     def segments(self) -> Segments:
-        """Where the plan stops, and where datasets leave."""
-        sizes = [dataset.num_samples for dataset in self.datasets]
-        return Segments(self.names, self.weights, sizes, self.options.rules)
+        """Where the plan stops, and where its mixture changes."""
+        if self.course is not None:
+            return self.course.segments()
+        return segments_of(self.names, self.weights, self.sizes, self.options.rules)
 
     def order(self) -> SampleOrder:
         """The order inside each dataset."""
@@ -89,12 +119,14 @@ def plainest(given: Given, segments: Segments, order: SampleOrder) -> PlanOption
         segments, order: its own.
     """
     options = given.options
-    alternates = len(given.datasets) > 1 and options.chunk_size > 1
+    alternates = options.chunk_size > 1 and any(len(m.live) > 1 for m in segments.mixtures)
     return PlanOptions(
         seed=options.seed,
         chunk_size=_chunk_size(options.chunk_size, segments.length),
         levels=_levels(options.levels, order),
-        rules=segments.plainest_rules(),
+        rules=options.rules
+        if given.course is not None
+        else plainest_rules(segments, given.sizes, options.rules),
         reshuffle_on_repeat=_reshuffle(given, order),
         interleave=options.interleave if alternates else "balanced",
     )

@@ -14,6 +14,7 @@ the same plan (``plainest`` in ``given.py``). Earlier states hashed the options 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -90,16 +91,35 @@ def part_hashes(given: Given, spellings: Iterable[Mapping[str, Any]]) -> Iterato
     for spelling in spellings:
         is_exact = spelling["exhausted_policy"] == "redistribute"
         if is_exact not in mixtures:
-            mixtures[is_exact] = hash_of(weights_in_force(given, is_exact))
+            mixtures[is_exact] = hash_of(mixture_in_force(given, is_exact))
         yield seed, hash_of(spelling), mixtures[is_exact], datasets
+
+
+def mixture_in_force(given: Given, is_exact: bool) -> dict[str, Any]:
+    """What the order knows of the mixture, as JSON values: weights by name, or a course."""
+    return weights_in_force(given, is_exact) if given.course is None else course_in_force(given)
+
+
+def course_in_force(given: Given) -> dict[str, Any]:
+    """First position and integer weights by name of each segment, and where the last one ends."""
+    course, names = given.course, given.names
+    if course is None:
+        return {}
+    segments = [
+        [start, dict(zip((names[i] for i in m.live.tolist()), m.integers(), strict=True))]
+        for start, m in zip(course.start, course.mixtures, strict=True)
+    ]
+    return {"length": course.length, "segments": segments}
 
 
 def weights_in_force(given: Given, is_exact: bool) -> dict[str, int]:
     """Integer weights by name.
 
     Where datasets leave, the segments behind are apportioned anew from the exact weights; else
-    integers with a sum of at most 2**46 decide.
+    integers with a sum of at most 2**46 decide. Empty for a course, which has weights of its own.
     """
+    if not given.weights:
+        return {}
     weights = integer_weights(given.weights, None if is_exact else TOTAL_LIMIT)
     return dict(zip(given.names, weights, strict=True))
 
@@ -138,18 +158,28 @@ def _describe(
         "sizes": list(sizes),
     }
     weights = weights_in_force(given, plain.rules.redistributes)
-    for entries in _entries(given, weights):
-        text = _dump(head | {"datasets": entries})
+    for course, entries in itertools.product(_courses(given), _entries(given, weights)):
+        text = _dump(head | course | {"datasets": entries})
         if len(text) <= DESCRIPTION_LIMIT:
             return text
-    return _dump(head | {"num_datasets": len(weights)})
+    return _dump(head | {"num_datasets": len(given.datasets)})
+
+
+def _courses(given: Given) -> Iterator[dict[str, Any]]:
+    """How the mixture changes, from full to short; nothing for one mixture."""
+    if given.course is None:
+        yield {}
+        return
+    course = course_in_force(given)
+    yield {"course": course}
+    yield {"course": {"digest": hash_of(course).hex()[:16]}}
 
 
 def _entries(given: Given, weights: Mapping[str, int]) -> Iterator[dict[str, dict[str, Any]]]:
     """Entries of the datasets by name, from full to short."""
     full = {
         dataset.name: {
-            "weight": weights[dataset.name],
+            **_weight(weights, dataset.name),
             "format": dataset.format,
             "shards": dataset.num_shards,
             "samples": dataset.num_samples,
@@ -163,8 +193,12 @@ def _entries(given: Given, weights: Mapping[str, int]) -> Iterator[dict[str, dic
         yield {name: entry | {"share": shares[name]} for name, entry in full.items()}
     yield full
     yield {
-        name: {"weight": entry["weight"], "digest": entry["digest"]} for name, entry in full.items()
+        name: _weight(weights, name) | {"digest": entry["digest"]} for name, entry in full.items()
     }
+
+
+def _weight(weights: Mapping[str, int], name: str) -> dict[str, int]:
+    return {"weight": weights[name]} if weights else {}
 
 
 def _shares(given: Given, weights: Mapping[str, int]) -> dict[str, str]:

@@ -19,8 +19,8 @@ from zephon_torch.work.identity.identity import (
     PARTS,
     PlanIdentity,
     hash_of,
+    mixture_in_force,
     signed,
-    weights_in_force,
 )
 from zephon_torch.work.identity.spellings import has_options, plainly, spelled_in
 from zephon_torch.work.order.mixture import TOTAL_LIMIT
@@ -91,7 +91,7 @@ def _digests_of_mixture(identity: PlanIdentity) -> list[int]:
     given = identity.given
     if given is None:
         return []
-    return [signed(hash_of(weights_in_force(given, exact))[:8]) for exact in (False, True)]
+    return [signed(hash_of(mixture_in_force(given, exact))[:8]) for exact in (False, True)]
 
 
 def _in_short(
@@ -134,7 +134,7 @@ def _told(
     }
     if "datasets" in then and "datasets" in now:
         told["datasets"] = _of_datasets(then["datasets"], now["datasets"])
-        told["mixture"] = _of_weights(then["datasets"], now["datasets"])
+        told |= _of_mixture(then, now)
         return told
     counts = [one.get("num_datasets", len(one.get("datasets", ()))) for one in (then, now)]
     if counts[0] != counts[1]:
@@ -212,6 +212,46 @@ def _count(part: str, value: object) -> str:
 
 def _value(part: str, value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+# --- mixture -----------------------------------------------------------------------------------
+
+
+def _of_mixture(then: dict[str, Any], now: dict[str, Any]) -> dict[str, list[str]]:
+    """Lines about the mixture; nothing where a course is told by its digest alone."""
+    if "course" not in then and "course" not in now:
+        return {"mixture": _of_weights(then["datasets"], now["datasets"])}
+    old, new = (_course(one) for one in (then, now))
+    if old.keys() != new.keys():
+        return {}
+    lines = []
+    for a, b in zip(old["segments"], new["segments"], strict=False):
+        if a != b:
+            lines = [_then_now("mixture", _segment(a), _segment(b))]
+            break
+    else:
+        changes = [len(one["segments"]) - 1 for one in (old, new)]
+        lines = [_then_now("changes of the mixture", *changes)] if len(set(changes)) > 1 else []
+    if "course" in then and "course" in now and old["length"] != new["length"]:
+        ends = (one["length"] or "none" for one in (old, new))
+        lines.append(_then_now("end of the last phase", *ends))
+    return {"mixture": lines}
+
+
+def _course(description: dict[str, Any]) -> dict[str, Any]:
+    """A course, that of one mixture with one segment; its end is told among the options."""
+    if "course" in description:
+        course: dict[str, Any] = description["course"]
+        return course
+    weights = {name: entry["weight"] for name, entry in description["datasets"].items()}
+    return {"length": None, "segments": [[0, weights]]}
+
+
+def _segment(segment: Sequence[Any]) -> str:
+    start, weights = segment
+    total = sum(weights.values())
+    shares = [f"{name!r} {weight / total:.6g}" for name, weight in weights.items()]
+    return f"{', '.join(_bounded(shares, 'datasets'))} from position {start:,} on"
 
 
 # --- weights -------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import numpy as np
 
 from zephon_torch.arithmetic.permutation import text_key
 from zephon_torch.arithmetic.runs import Int64Array, lengths_of, runs_of
+from zephon_torch.errors import ConfigurationError
 from zephon_torch.work.order.interleave import (
     Pieces,
     balanced_at,
@@ -23,12 +24,14 @@ from zephon_torch.work.order.interleave import (
     by_leaf,
     shuffled_labels,
 )
-from zephon_torch.work.order.stopping import Segments
+from zephon_torch.work.order.segments import Segments
 
 Interleave: TypeAlias = Literal["balanced", "shuffle"]
 
 _CELLS_AT_ONCE = 1 << 21  # quotas (pieces x datasets) held at once
 _LABELS_KEPT = 1 << 21  # offsets whose labels are kept for the next call
+_MOST_LABELS = 1 << 26
+"""Most positions whose labels are made at once: 16 bytes each, 1 GiB, and two chunks are kept."""
 
 
 class Composition:
@@ -41,6 +44,9 @@ class Composition:
         chunk_size: positions in a chunk.
         interleave: "balanced" or "shuffle".
         seed: the plan's seed.
+
+    Raises:
+        ConfigurationError: chunks too large to be shuffled.
     """
 
     def __init__(
@@ -50,9 +56,23 @@ class Composition:
         self._key = text_key("zephon_torch/interleave/1", str(seed))
         self._num_datasets = segments.before.shape[1]
         self._labels: OrderedDict[int, tuple[Int64Array, Int64Array]] = OrderedDict()
+        if interleave == "shuffle":
+            self._check_shuffled()
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_labels": OrderedDict()}
+
+    def _check_shuffled(self) -> None:
+        """Refuse chunks whose labels, which are made as a whole, would take too much memory."""
+        length = self._segments.length
+        most = self._chunk_size if length is None else min(self._chunk_size, length)
+        alternates = any(len(mixture.live) > 1 for mixture in self._segments.mixtures)
+        if alternates and most > _MOST_LABELS:
+            raise ConfigurationError(
+                f'interleave="shuffle" shuffles a chunk as a whole: chunks of {most:,} positions '
+                f"(chunk_size={self._chunk_size:,}) are above the limit of {_MOST_LABELS:,}, which "
+                'take 1 GiB. Give a smaller chunk_size, or interleave="balanced"'
+            )
 
     def ranks(self, positions: Int64Array) -> tuple[Int64Array | slice, Int64Array, Int64Array]:
         """Dataset and rank in its stream at each position, int64[n].
@@ -103,6 +123,8 @@ class Composition:
         pieces, before, live = self._pieces(np.array([start]))
         leaf = int(np.searchsorted(live, dataset))
         inside = rank - int(before[0, leaf])
+        if len(live) == 1:
+            return start + inside
         if self._interleave == "shuffle":
             labels, ranks = self._labels_of(pieces, 0)
             return start + int(np.flatnonzero((labels == leaf) & (ranks == inside))[0])
@@ -121,7 +143,7 @@ class Composition:
     def _pieces(self, starts: Int64Array) -> tuple[Pieces, Int64Array, Int64Array]:
         """Pieces that begin at `starts` (one segment), the counts before them, their datasets."""
         segments = self._segments
-        segment = int(np.searchsorted(segments.start, starts[0], side="right")) - 1
+        segment = segments.at(int(starts[0]))
         tree, live, origin = segments.tree(segment), segments.live(segment), segments.start[segment]
         chunk = starts // self._chunk_size
         stops = (chunk + 1) * self._chunk_size
@@ -150,7 +172,7 @@ class Composition:
         self, starts: Int64Array, row: Int64Array, offset: Int64Array
     ) -> tuple[Int64Array, Int64Array, Int64Array]:
         pieces, before, live = self._pieces(starts)
-        if self._interleave == "shuffle":
+        if self._interleave == "shuffle" and len(live) > 1:
             place, leaf, rank = self._shuffled_at(pieces, row, offset)
         else:
             place, leaf, rank = balanced_at(pieces, self._key, row, offset)

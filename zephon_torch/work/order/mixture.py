@@ -115,11 +115,11 @@ def canonical(datasets: Sequence[Dataset], mixture: MixtureSpec) -> tuple[Datase
     for a, b in itertools.pairwise(ordered):
         if a.name == b.name:
             raise MixtureError(f"two datasets are named {a.name!r}: give each a name of its own")
-    _check_weights({dataset.name for dataset in ordered}, mixture)
+    check_weights({dataset.name for dataset in ordered}, mixture)
     return tuple(ordered)
 
 
-def _check_weights(names: Set[str], mixture: MixtureSpec) -> None:
+def check_weights(names: Set[str], mixture: MixtureSpec) -> None:
     """Refuse datasets without a weight and weights without a dataset, all of them at once."""
     missing, unknown = sorted(names - mixture.keys()), sorted(mixture.keys() - names)
     faults = []

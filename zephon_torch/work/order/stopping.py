@@ -24,8 +24,8 @@ A length is the first at which the counts hold; inside its last chunk the order 
 that completes a pass a few positions before the end, with samples of other datasets behind it.
 
 Redistribute: a dataset leaves with its last sample; from the next position on, the split tree over
-the remaining weights starts anew at 0. So a plan is a list of *segments*, one per departure; every
-other plan is one segment.
+the remaining weights starts anew at 0. So a plan is a list of *segments*
+(:mod:`zephon_torch.work.order.segments`), one per departure; every other plan here is one segment.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from zephon_torch.arithmetic.apportion import MAX_POSITION, SplitTree
 from zephon_torch.arithmetic.permutation import Int64Array
 from zephon_torch.errors import ConfigurationError
 from zephon_torch.support import checks
-from zephon_torch.work.order.mixture import integer_weights
+from zephon_torch.work.order.segments import SegmentMixture, Segments
 
 ExhaustedPolicy: TypeAlias = Literal["repeat", "stop", "redistribute"]
 T = TypeVar("T")
@@ -144,8 +144,10 @@ def _entries(option: str, value: object) -> list[tuple[str, object]]:
     return [(option, value)]
 
 
-class Segments:
-    """The stretches of a plan in which the mixture does not change.
+def segments_of(
+    names: Sequence[str], weights: Sequence[Fraction], sizes: Sequence[int], rules: StopRules
+) -> Segments:
+    """The segments of one mixture under stop options.
 
     Args:
         names: names of the D datasets that take part, in canonical order.
@@ -153,146 +155,122 @@ class Segments:
         sizes: their samples, all positive.
         rules: the stop options.
 
-    Attributes:
-        start: int64[K], first position of each segment.
-        before: int64[K, D], samples of each dataset ahead of each segment.
-        length: positions in all, None where the plan never ends.
-        redistributes: whether a dataset leaves before the end of the plan.
+    Raises:
+        ConfigurationError: more positions than :data:`MAX_POSITION`.
     """
+    if rules.redistributes:
+        segments = _departures(weights, sizes)
+    else:
+        single = Segments.single(weights)
+        segments = single.cut(_length_in_one_segment(single, names, sizes, rules))
+    return checked(segments.cut(shorter(segments.length, rules.max_samples)))
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        weights: Sequence[Fraction],
-        sizes: Sequence[int],
-        rules: StopRules,
-    ) -> None:
-        self.length: int | None
-        self._weights = list(weights)
-        self._trees: dict[int, SplitTree] = {}
-        self._live: list[Int64Array] = []
-        if rules.redistributes:
-            self._departures(sizes)
-        else:
-            self._live = [np.arange(len(names))]
-            self.start = np.zeros(1, np.int64)
-            self.before = np.zeros((1, len(names)), np.int64)
-            self.length = self._length_in_one_segment(names, sizes, rules)
-        self._rules, self._sizes, self._whole = rules, sizes, self.length
-        if rules.max_samples is not None:
-            self.length = min(rules.max_samples, self.length or rules.max_samples)
-        if self.length is not None and self.length >= MAX_POSITION:
-            raise ConfigurationError(
-                f"the plan would have {self.length:.3g} positions, the limit is "
-                f"{MAX_POSITION:.3g}: give a smaller max_samples=, or raise the smallest weight"
-            )
 
-        self.redistributes = len(self.start) > 1 and int(self.start[1]) < (self.length or 0)
+def shorter(length: int | None, other: int | None) -> int | None:
+    """The smaller of two lengths, of which None has no end."""
+    return min((one for one in (length, other) if one is not None), default=None)
 
-    def plainest_rules(self) -> StopRules:
-        """The stop options that are plainest among those that give the very same plan.
 
-        The order depends on stop options through two things alone: whether datasets leave before
-        the end, and the length.
-        """
-        if self._rules == StopRules():
-            return self._rules
-        if self.redistributes:
-            cut = None if self.length == self._whole else self.length
-            return StopRules(exhausted_policy="redistribute", max_samples=cut)
-        if self.length is None:
-            return StopRules(exhausted_policy="repeat")
-        names = [""] * len(self._sizes)  # an option without names
-        one_pass = self._length_in_one_segment(names, self._sizes, StopRules())
-        if self.length == one_pass:
-            return StopRules()
-        policy: ExhaustedPolicy | None = "repeat" if self.length > (one_pass or 0) else None
-        return StopRules(exhausted_policy=policy, max_samples=self.length)
+def checked(segments: Segments) -> Segments:
+    """The segments themselves, unless they have more positions than a plan can have."""
+    length = segments.length
+    if length is not None and length >= MAX_POSITION:
+        raise ConfigurationError(
+            f"the plan would have {length:.3g} positions, the limit is "
+            f"{MAX_POSITION:.3g}: give a smaller max_samples=, or raise the smallest weight"
+        )
+    return segments
 
-    def live(self, segment: int) -> Int64Array:
-        """Numbers of the datasets that take part in a segment, int64[L]: the leaves of its tree."""
-        return self._live[segment]
 
-    def tree(self, segment: int) -> SplitTree:
-        """Split tree of a segment; its leaves are :meth:`live`."""
-        tree = self._trees.get(segment)
-        if tree is None:
-            live = [self._weights[i] for i in self._live[segment].tolist()]
-            tree = SplitTree(integer_weights(live))
-            if len(self._trees) >= 64:
-                self._trees.pop(next(iter(self._trees)))
-            self._trees[segment] = tree
-        return tree
+def plainest_rules(segments: Segments, sizes: Sequence[int], rules: StopRules) -> StopRules:
+    """The stop options that are plainest among those that give the very same plan.
 
-    def position(self, dataset: int, m: int) -> tuple[int, int]:
-        """Segment of a dataset's m-th item (m >= 1), and its position in the order of the tree."""
-        segment = int(np.searchsorted(self.before[:, dataset], m, side="left")) - 1
-        leaf = int(np.searchsorted(self._live[segment], dataset))
-        within = self.tree(segment).position(leaf, m - int(self.before[segment, dataset]))
-        return segment, int(self.start[segment]) + within - 1
+    The order depends on stop options through two things alone: whether datasets leave before the
+    end, and the length.
 
-    def counts(self, position: int) -> Int64Array:
-        """Samples of each dataset among the first `position` positions: int64[D]."""
-        segment = int(np.searchsorted(self.start, position, side="right")) - 1
-        counts: Int64Array = self.before[segment].copy()
-        inside = np.array([position - int(self.start[segment])])
-        counts[self.live(segment)] += self.tree(segment).counts(inside)[0]
-        return counts
+    Args:
+        segments: those that :func:`segments_of` made.
+        sizes: samples of each dataset.
+        rules: as given.
+    """
+    length = segments.length
+    if rules == StopRules():
+        return rules
+    if segments.changes:
+        cut = None if length == sum(sizes) else length
+        return StopRules(exhausted_policy="redistribute", max_samples=cut)
+    if length is None:
+        return StopRules(exhausted_policy="repeat")
+    names = [""] * len(sizes)  # an option without names
+    one_pass = _length_in_one_segment(segments, names, sizes, StopRules())
+    if length == one_pass:
+        return StopRules()
+    policy: ExhaustedPolicy | None = "repeat" if length > (one_pass or 0) else None
+    return StopRules(exhausted_policy=policy, max_samples=length)
 
-    def _length_in_one_segment(
-        self, names: Sequence[str], sizes: Sequence[int], rules: StopRules
-    ) -> int | None:
-        floors, caps = rules.floors_and_caps(names)
-        allowed = {i: cap * sizes[i] + 1 for i, cap in enumerate(caps) if cap is not None}
-        wanted = {i: floor * sizes[i] for i, floor in enumerate(floors) if floor is not None}
-        ends = [self._first_to(allowed) - 1] if allowed else []
-        if wanted:
-            ends.append(self._last_to(wanted))
-        return min(ends, default=None)
 
-    def _first_to(self, counts: Mapping[int, int]) -> int:
-        """The first position count at which any dataset has as many items as `counts` says."""
-        leaves, early, late = self._estimates(counts)
-        able = leaves[early <= late.min() * (1 + 1e-9)].tolist()
-        return min(self.tree(0).position(leaf, counts[leaf]) for leaf in able)
+def _length_in_one_segment(
+    segments: Segments, names: Sequence[str], sizes: Sequence[int], rules: StopRules
+) -> int | None:
+    """The length by floors and caps alone, as if the first segment never ended."""
+    floors, caps = rules.floors_and_caps(names)
+    allowed = {i: cap * sizes[i] + 1 for i, cap in enumerate(caps) if cap is not None}
+    wanted = {i: floor * sizes[i] for i, floor in enumerate(floors) if floor is not None}
+    ends = [_first_to(segments.tree(0), allowed) - 1] if allowed else []
+    if wanted:
+        ends.append(_last_to(segments.tree(0), wanted))
+    return min(ends, default=None)
 
-    def _last_to(self, counts: Mapping[int, int]) -> int:
-        """The first position count at which all datasets have."""
-        leaves, early, late = self._estimates(counts)
-        able = leaves[late >= early.max() * (1 - 1e-9)].tolist()
-        return max(self.tree(0).position(leaf, counts[leaf]) for leaf in able)
 
-    def _estimates(
-        self, counts: Mapping[int, int]
-    ) -> tuple[Int64Array, npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """Leaves, and bounds of the position at which each has its count.
+def _first_to(tree: SplitTree, counts: Mapping[int, int]) -> int:
+    """The first position count at which any dataset has as many items as `counts` says."""
+    leaves, early, late = _estimates(tree, counts)
+    able = leaves[early <= late.min() * (1 + 1e-9)].tolist()
+    return min(tree.position(leaf, counts[leaf]) for leaf in able)
 
-        n_i(p) is within 2 of its share of p, so few leaves can be the first or the last.
-        """
-        tree, leaves = self.tree(0), np.array(list(counts))
-        share = tree.weight[leaves] / tree.weight[tree.root]
-        count = np.array(list(counts.values()), np.float64)
-        return leaves, (count - 3) / share, (count + 3) / share
 
-    def _departures(self, sizes: Sequence[int]) -> None:
-        live, used = list(range(len(sizes))), np.zeros(len(sizes), np.int64)
-        left = np.array(sizes, np.int64)
-        starts, before, position = [], [], 0
-        while live:
-            segment = len(self._live)
-            self._live.append(np.array(live))
-            starts.append(position)
-            before.append(used.copy())
-            tree, here = self.tree(segment), self._live[segment]
-            # n_i(p) is within 2 of its share, so only these can be the first to run out
-            share = tree.weight[: tree.num_leaves] / tree.weight[tree.root]
-            soonest = (left[here] + 3) / share
-            able = np.flatnonzero((left[here] - 3) / share <= soonest.min() * (1 + 1e-9))
-            length = min(tree.position(int(j), int(left[here[j]])) for j in able)
-            counts = tree.counts(np.array([length]))[0]
-            used[here] += counts
-            left[here] -= counts
-            position += length
-            live = [i for i in live if left[i] > 0]
-        self.start, self.before = np.array(starts, np.int64), np.array(before)
-        self.length = position
+def _last_to(tree: SplitTree, counts: Mapping[int, int]) -> int:
+    """The first position count at which all datasets have."""
+    leaves, early, late = _estimates(tree, counts)
+    able = leaves[late >= early.max() * (1 - 1e-9)].tolist()
+    return max(tree.position(leaf, counts[leaf]) for leaf in able)
+
+
+def _estimates(
+    tree: SplitTree, counts: Mapping[int, int]
+) -> tuple[Int64Array, npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Leaves, and bounds of the position at which each has its count.
+
+    n_i(p) is within 2 of its share of p, so few leaves can be the first or the last.
+    """
+    leaves = np.array(list(counts))
+    share = tree.weight[leaves] / tree.weight[tree.root]
+    count = np.array(list(counts.values()), np.float64)
+    return leaves, (count - 3) / share, (count + 3) / share
+
+
+def _departures(weights: Sequence[Fraction], sizes: Sequence[int]) -> Segments:
+    """One segment per departure, up to the last one."""
+    used, left = np.zeros(len(sizes), np.int64), np.array(sizes, np.int64)
+    mixtures, starts, before, position = [], [], [], 0
+    while left.any():
+        mixtures.append(SegmentMixture(np.flatnonzero(left), weights))
+        starts.append(position)
+        before.append(used.copy())
+        here = mixtures[-1].live
+        length, counts = _until_departure(SplitTree(mixtures[-1].integers()), left[here])
+        used[here] += counts
+        left[here] -= counts
+        position += length
+    return Segments(mixtures, np.array(starts, np.int64), np.array(before), position)
+
+
+def _until_departure(tree: SplitTree, left: Int64Array) -> tuple[int, Int64Array]:
+    """Positions until the first leaf is used up, and what they draw of each, int64[L]."""
+    # n_i(p) is within 2 of its share, so only these can be the first to run out
+    share = tree.weight[: tree.num_leaves] / tree.weight[tree.root]
+    soonest = (left + 3) / share
+    able = np.flatnonzero((left - 3) / share <= soonest.min() * (1 + 1e-9))
+    length = min(tree.position(int(j), int(left[j])) for j in able)
+    counts: Int64Array = tree.counts(np.array([length]))[0]
+    return length, counts

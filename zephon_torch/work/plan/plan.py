@@ -4,11 +4,12 @@ Positions are cut in chunks of ``chunk_size``. The split tree gives the exact nu
 each dataset before any chunk, so every chunk, and every position in it, is computed directly::
 
     position ──▶ piece (chunk, segment) ──▶ dataset, rank in its stream ──▶ pass, shard, sample
-              apportion, stopping        interleave                      order
+              apportion, segments        interleave                      order
 
 A piece is a chunk's positions [k * C, (k + 1) * C), cut short at the end of the plan and, with
-``exhausted_policy="redistribute"``, at each departure. Its quotas are the differences of the exact
-counts at its two ends. Nothing is replayed, nothing is stored per sample.
+``exhausted_policy="redistribute"``, at each departure. (Phases change at ends of chunks.) Its
+quotas are the differences of the exact counts at its two ends. Nothing is replayed, nothing is
+stored per sample.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ from zephon_torch.support.fork_safe import Lock
 from zephon_torch.work.identity.given import Given, plainest
 from zephon_torch.work.identity.identity import identify
 from zephon_torch.work.order.composition import Composition
-from zephon_torch.work.order.mixture import MixtureSpec, canonical, integer_weights
+from zephon_torch.work.order.mixture import MixtureSpec
 from zephon_torch.work.order.options import PlanOptions
+from zephon_torch.work.order.phases import Course, canonical_in_all, mixtures_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +88,14 @@ class Plan:
 
     Args:
         datasets: the datasets, in any order: they are put in order by name.
-        mixture: their weights.
+        mixture: their weights, or a course of phases with weights of their own.
         options: everything else that the order depends on.
 
     Attributes:
         datasets: tuple of datasets in canonical order; ``Pointers.dataset`` counts in it.
         length: positions of an epoch, None where it never ends.
-        weights: integer weights in force, of the datasets that take part, by name.
+        mixture: weights of the first phase, where there are several.
+        weights: integer weights in force at position 0, of the datasets that take part, by name.
         identity: fingerprint and description.
 
     Raises:
@@ -103,15 +106,18 @@ class Plan:
     def __init__(
         self,
         datasets: Sequence[Dataset],
-        mixture: MixtureSpec | Mapping[str, float],
+        mixture: MixtureSpec | Mapping[str, float] | Course,
         options: PlanOptions,
     ) -> None:
-        self.mixture = mixture if isinstance(mixture, MixtureSpec) else MixtureSpec(mixture)
-        self.datasets = canonical(datasets, self.mixture)
+        self.course = mixture if isinstance(mixture, Course) else None
+        mixtures = mixtures_of(mixture)
+        self.mixture = mixtures[0]
+        self.datasets = canonical_in_all(datasets, mixtures)
         self.options, self.chunk_size = options, options.chunk_size
         names = [dataset.name for dataset in self.datasets]
         options.check_names(names)
-        present = [i for i, d in enumerate(self.datasets) if self.mixture[d.name] and len(d)]
+        weighted = {name for one in mixtures for name, weight in one.items() if weight}
+        present = [i for i, d in enumerate(self.datasets) if d.name in weighted and len(d)]
         if not present:
             raise ConfigurationError(
                 f"no samples at all: every dataset of {names} is empty or has weight 0"
@@ -122,10 +128,9 @@ class Plan:
         self._lock = Lock()
 
     def _build(self, present: Sequence[Dataset]) -> None:
-        options, weights = self.options, [self.mixture[d.name] for d in present]
-        given = Given(present, weights, options)
-        self.weights = dict(zip(given.names, integer_weights(weights), strict=True))
+        options, given = self.options, self._given(present)
         self._segments, self._order = given.segments(), given.order()
+        self.weights = self.weights_at(0)
         self.identity = identify(given, plainest(given, self._segments, self._order))
         self.length = self._segments.length
         self._composition = Composition(
@@ -134,6 +139,11 @@ class Plan:
             interleave=options.interleave,
             seed=options.seed,
         )
+
+    def _given(self, present: Sequence[Dataset]) -> Given:
+        if self.course is not None:
+            return Given.of_course(present, self.course, self.options)
+        return Given(present, [self.mixture[d.name] for d in present], self.options)
 
     def __repr__(self) -> str:
         length = "endless" if self.length is None else f"{self.length:,} positions"
@@ -241,6 +251,17 @@ class Plan:
             d.name: counts[self._numbers[d.name]] if d.name in self._numbers else 0
             for d in self.datasets
         }
+
+    @property
+    def starts(self) -> list[int]:
+        """First position of each segment, ascending from 0: where the mixture changes."""
+        return [start for start in self._segments.start.tolist() if start < self.limit]
+
+    def weights_at(self, position: int) -> dict[str, int]:
+        """Integer weights in force at a position, of the datasets that take part there, by name."""
+        mixture = self._segments.mixtures[self._segments.at(position)]
+        names = [self.datasets[i].name for i in self._present[mixture.live].tolist()]
+        return dict(zip(names, mixture.integers(), strict=True))
 
     def varies(self, name: str) -> bool:
         """Whether two passes of a dataset can differ in order."""

@@ -240,7 +240,7 @@ class StaticMixtureWorkSource(WorkSource):
         reshuffle_on_repeat: whether passes and epochs get orders of their own; one value or a
             mapping by dataset name.
         interleave: "balanced" (every prefix close to the mixture) or "shuffle" (labels shuffled
-            inside each chunk, as independent draws would look).
+            inside each chunk, as independent draws would look; chunks of at most 2**26 positions).
 
     The tables of all shuffle levels and stop options are in
     :mod:`zephon_torch.work.order.sample_order` and :mod:`zephon_torch.work.order.stopping`.
