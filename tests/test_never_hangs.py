@@ -21,6 +21,7 @@ from processes import is_running, started, wait_until
 from stores import WebStore, s3_options
 from toys import ENGINES, as_list, write_shards
 
+import zephon_torch
 from zephon_torch import DataLoader, StaticMixtureWorkSource
 from zephon_torch.io import Dataset
 
@@ -607,3 +608,27 @@ def test_a_trainer_ends_within_seconds_whatever_its_store_does(kind: str) -> Non
             output, errors = process.communicate("go on\n", timeout=200)
             assert (process.returncode, output, errors) == (0, "", ""), how
             assert time.monotonic() - begun < ENDS_WITHIN, how
+
+
+IMPORTED_FIRST = """
+import sys, types
+
+package = types.ModuleType("zephon_torch")  # without its __init__, which imports torch and so pools
+package.__path__ = [sys.argv[1]]
+sys.modules["zephon_torch"] = package
+from zephon_torch.support import waits
+from concurrent.futures import ThreadPoolExecutor
+
+pool = ThreadPoolExecutor(1)
+pool.submit(waits.pause, 100.0)
+print("waits", flush=True)
+"""
+
+
+def test_a_pool_that_waits_is_let_go_at_exit_whoever_was_imported_first() -> None:
+    with start("-c", IMPORTED_FIRST, str(Path(zephon_torch.__file__).parent)) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waits\n"
+        begun = time.monotonic()
+        process.communicate(timeout=200)
+        assert process.returncode == 0 and time.monotonic() - begun < ENDS_WITHIN

@@ -1,1 +1,1 @@
-"""What trainers expect of a running loader."""
+"""Bridges to trainers, which observe the loops of a loader."""

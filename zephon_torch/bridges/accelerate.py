@@ -1,4 +1,4 @@
-"""What Accelerate expects of a loader: before it prepares it, and after.
+"""The bridge to Accelerate: attributes it reads before it prepares a loader, and after.
 
 ``Accelerator.prepare`` takes our loader as it is and marks it. Accelerate's own loaders then do two
 things, and so does ours: they put batches on the accelerator's device, and they tell its
@@ -102,7 +102,7 @@ def _device() -> Any:
 
 
 def prepared(loader: DataLoader) -> Prepared | None:
-    """What speaks with Accelerate, None where it did not prepare the loader.
+    """The bridge to Accelerate; None where it did not prepare the loader.
 
     Warns where padding would then go unnoticed.
     """

@@ -35,7 +35,7 @@ class Run(Protocol):
     """
 
     def __next__(self) -> tuple[WorkItem | None, Made | Exception]:
-        """What became of the next item; StopIteration after the last."""
+        """Return the next item's batch or error; StopIteration after the last."""
         ...
 
     def close(self) -> None:

@@ -90,7 +90,7 @@ class _Wanted:
 
 @dataclass(slots=True, weakref_slot=True)
 class _Window:
-    """What is wanted or held ahead; shared with the threads, which may outlive their `Ahead`."""
+    """Shards wanted or held ahead; shared with the threads, which may outlive their `Ahead`."""
 
     copies: ShardCopies
     budget_bytes: int

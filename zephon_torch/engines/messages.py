@@ -1,4 +1,4 @@
-"""What cannot be sent to a worker process or back: told in place of a hang or a riddle."""
+"""Messages between processes; what cannot be pickled becomes an error, not a hang."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _packed(value: Any) -> bytes:
 
 
 def cannot_start(error: Exception, parts: Mapping[str, Any]) -> ConfigurationError | None:
-    """What to raise where worker processes could not be started; None if no part is to blame.
+    """Return the error for worker processes that could not start; None if no part is to blame.
 
     Args:
         error: what starting them raised.

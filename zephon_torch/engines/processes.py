@@ -158,7 +158,7 @@ class WorkerEngine:
         return iterator
 
     def _sent(self) -> dict[str, Any]:
-        """What each worker is sent, under the names that the user knows."""
+        """The parts that each worker is sent, under the names that the user knows."""
         transform = self._pipeline.transform
         return {
             "transform": None if transform is None else transform.function,
@@ -168,7 +168,7 @@ class WorkerEngine:
         }
 
     def died(self, error: Exception) -> WorkerError:
-        """What to raise after a worker's death; a later run starts new processes."""
+        """Return the error for a worker's death; a later run starts new processes."""
         by_bus_error = self._bus_error()
         self.close()
         told = WorkerError(f"a worker process died ({error}): {self._cause(by_bus_error)}")
@@ -293,7 +293,7 @@ class _WorkerRun:
         return None
 
     def _of_no_batch(self, error: Exception) -> Exception:
-        """What torch's iterator itself raised, if nothing is lost by it; else it is raised on."""
+        """Return an error of torch's iterator if no batch is lost by it; else raise it."""
         if str(error).startswith(_TIMED_OUT):
             self._engine.is_sound = True
             return error
@@ -334,7 +334,7 @@ class _Handing:
 
 
 class _Feed:
-    """What torch takes for a sampler: the tasks of the current run."""
+    """A sampler for torch's loader: the tasks of the current run."""
 
     handing: _Handing
 

@@ -1,4 +1,4 @@
-"""What runs in a worker process: windows of batches, and the first thing it does.
+"""Code of a worker process: it makes windows of batches; and its first steps.
 
 Exceptions travel back as values: what torch itself raises is no batch's.
 """
@@ -56,7 +56,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: Exception, *, is_of_batch: bool = True) -> Self:
-        """What is sent of an exception."""
+        """Make the value that is sent for an exception."""
         worker = torch.utils.data.get_worker_info()
         where = f"in DataLoader worker process {worker.id if worker else 0}"
         info = type(error), error, error.__traceback__
@@ -114,7 +114,7 @@ class Counted(NamedTuple):
 
 
 class Batches(torch.utils.data.Dataset[Any]):
-    """What torch takes for a map-style dataset: its keys are tasks.
+    """A map-style dataset for torch's loader: its keys are tasks.
 
     Args:
         pipeline: makes the batches.
@@ -128,7 +128,7 @@ class Batches(torch.utils.data.Dataset[Any]):
 
     @property
     def given(self) -> Any:
-        """What the user knows as the dataset, in this process."""
+        """The dataset that the user gave, in this process."""
         known = {
             dataset.name: dataset if dataset.samples is None else dataset.samples
             for dataset in self._pipeline.fetcher.datasets
@@ -168,7 +168,7 @@ def _parcel(made: Made | Exception | Failure) -> Parcel:
 
 @dataclass(slots=True)
 class Beginning:
-    """What a worker process does first: in place of the user's worker_init_fn, which it calls.
+    """First steps of a worker process, in place of the user's worker_init_fn, which it calls.
 
     Attributes:
         function: worker_init_fn.

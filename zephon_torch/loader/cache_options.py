@@ -22,7 +22,7 @@ def make_copies(
     datasets: Sequence[Dataset],
     num_readers: int,
 ) -> ShardCopies | None:
-    """What copies remote shards to this machine; None where no cache is wanted.
+    """Make the copier of remote shards; None where no cache is wanted.
 
     Args:
         cache_dir: its folder.

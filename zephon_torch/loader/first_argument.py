@@ -1,4 +1,4 @@
-"""What a DataLoader takes as its first argument, made into a work source."""
+"""The first argument of a DataLoader, made into a work source."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Iteration(Iterator[Any]):
-    """What ``iter(loader)`` gives. Begins at its first ``next()``.
+    """The iterator of a loader. Begins at its first ``next()``.
 
     It is the only one that moves its loader: the cursor, the pointers and the statistics.
     """

@@ -1,4 +1,4 @@
-"""What of a loader may be set after it is made, and the engine that its attributes ask for.
+"""Settings of a loader that is made, and the engine that its attributes ask for.
 
 As with torch's loader, how batches are made may change between two loops: the loop that runs goes
 on as it began, the next one is as was set. Which samples come, and in which batches, belongs to the

@@ -1,4 +1,4 @@
-"""What a loader tells of the batches it has handed over."""
+"""Statistics of a loader, and the batch in hand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BAD_LISTED = 1000
 
 @dataclass(slots=True)
 class LoaderStats:
-    """What a loader has handed over, in this process.
+    """Statistics of a loader in this process.
 
     Attributes:
         batches: batches.
@@ -42,7 +42,7 @@ class LoaderStats:
 
 
 class InHand:
-    """What is known of the batch that was handed over last; made of it when it is asked for."""
+    """The batch that was handed over last: pointers and validity, made when they are asked for."""
 
     def __init__(self) -> None:
         self._source: WorkItem | Mended | None = None

@@ -1,4 +1,4 @@
-"""What the pipeline makes of a work item."""
+"""Finished batches, and the bad records left out of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class BadRecord:
 
 
 class Mended(NamedTuple):
-    """What a batch has in place of what its work item says, because of bad records.
+    """Pointers and validity of a batch from which bad records were removed or replaced.
 
     Attributes:
         pointers: pointers of its samples.

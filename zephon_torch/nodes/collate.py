@@ -19,7 +19,7 @@ _PROVENANCE = "provenance"
 
 
 class Pointed(Protocol):
-    """What has pointers: a work item, or what is left of one."""
+    """A thing with pointers: a work item, or the rest of one without its bad records."""
 
     @property
     def pointers(self) -> Pointers:

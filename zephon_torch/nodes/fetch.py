@@ -81,7 +81,7 @@ class Fetcher:
         return _in_order(places, parts, len(pointers))
 
     def place(self, pointers: Pointers) -> Samples | PlacedRows:
-        """What :meth:`read` gives, or rows that are known to be there and still to be gathered."""
+        """Like :meth:`read`, but rows of mapped files are only located; ``gather`` copies them."""
         group = self._opened.get().together
         if isinstance(group, RowGroup) and len(pointers):
             with suppress(IndexError):

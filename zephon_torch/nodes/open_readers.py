@@ -141,7 +141,7 @@ class OpenReaders:
         self._close(oldest[: max(1, len(self) // 8)].tolist())
 
     def _idle_copies(self, num_calls: int) -> list[int]:
-        """Those that were not used for longer, the one that was used first first."""
+        """Copies idle for more than `num_calls` calls, least recently used first."""
         last = {number: self._call - int(self._last_used[number]) for number in self._copies}
         return sorted((n for n in last if last[n] > num_calls), key=lambda n: (-last[n], n))
 

@@ -100,7 +100,7 @@ class Pipeline:
         ]
 
     def finish_or_why_not(self, item: WorkItem, read: Samples | PlacedRows) -> Made | Exception:
-        """What :meth:`finish` gives or raises."""
+        """Return the batch that :meth:`finish` makes, or its error."""
         try:
             return self.finish(item, read)
         except Exception as error:

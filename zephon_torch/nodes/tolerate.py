@@ -41,7 +41,7 @@ class _Failed:
 
 @dataclass(slots=True)
 class Tolerated:
-    """What is left of a batch.
+    """The rest of a batch without its bad records.
 
     Attributes:
         samples: its samples.

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from importlib import import_module
 from types import TracebackType
 from typing import TypeVar
 
@@ -22,7 +23,9 @@ _POLL_SECONDS = 0.1
 _T = TypeVar("_T")
 
 _exiting = threading.Event()
-# Python joins the threads of pools before it calls what atexit knows; theirs is called before that.
+# At exit, pools join their threads in a hook of the same kind, before atexit runs. The hooks are
+# called in reverse order, so theirs has to be registered before this one: whoever imports first.
+import_module("concurrent.futures.thread")
 getattr(threading, "_register_atexit", atexit.register)(_exiting.set)
 _process_is_over = threading.Event()
 _thread = threading.local()

@@ -85,7 +85,7 @@ class _Hiding(nn.Sequential):
 
 
 def _distinct(modules: Mapping[str, nn.Module | None]) -> list[nn.Module]:
-    """Those that are shown, each once."""
+    """The modules that are shown, each once."""
     found = (one for one in modules.values() if one is not None and not isinstance(one, Hidden))
     return list(dict.fromkeys(found))
 

@@ -32,7 +32,7 @@ V = TypeVar("V")
 
 
 class _Bindable(Protocol):
-    """What a loader offers to be bound."""
+    """The parts of a loader that `bind` uses."""
 
     @property
     def progress(self) -> Progress: ...

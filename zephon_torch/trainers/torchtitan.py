@@ -77,7 +77,7 @@ class TitanDataLoader(BaseDataLoader):  # type: ignore[misc]
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):  # type: ignore[misc]
-        """What to load. Options not named here are those of :class:`zephon_torch.DataLoader`.
+        """Options of the loader. The others are those of :class:`zephon_torch.DataLoader`.
 
         Attributes:
             dataset: first argument of :class:`zephon_torch.DataLoader`, most often a work source.

@@ -36,7 +36,7 @@ os.register_at_fork(
 
 @dataclass(slots=True)
 class CacheStats:
-    """What the cache did for this process and its worker processes.
+    """Counts of the cache for this process and its worker processes.
 
     The counts of a worker process come with its batches: those of batches that were not handed over
     are missing.

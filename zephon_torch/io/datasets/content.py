@@ -26,11 +26,11 @@ def directly(file: StoredFile, open_file: Callable[[StoredFile], Reader]) -> Rea
 
 
 class Content(Protocol):
-    """What a dataset asks; holds nothing open."""
+    """The content of a dataset; holds nothing open."""
 
     @property
     def version(self) -> str | None:
-        """What else tells one content from another, for the fingerprint."""
+        """Extra text for the fingerprint: options or the user's version; None if there is none."""
         ...
 
     def place(self, dataset: str, path: str, shard: int) -> str:
@@ -71,7 +71,7 @@ class FileContent:
 
     @property
     def version(self) -> str | None:
-        """What decides beside names and sizes which samples stand where."""
+        """Options that decide which samples stand where, as text for the fingerprint."""
         return self.options.identity
 
     def place(self, dataset: str, path: str, shard: int) -> str:

@@ -33,7 +33,7 @@ _POLL_SECONDS = 0.2
 
 @dataclass(slots=True)
 class Counted:
-    """What was found out about some files.
+    """Counts of some files.
 
     Attributes:
         num_samples: Records of each file.

@@ -63,7 +63,7 @@ class _Unsound(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a manifest says: of a dataset's files, all but where they are."""
+    """The content of a manifest: everything about a dataset's files but their root."""
 
     format: str
     options: FormatOptions

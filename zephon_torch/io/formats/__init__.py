@@ -25,7 +25,7 @@ class FormatOptions(Protocol):
 
     @property
     def identity(self) -> str | None:
-        """What of them decides which samples stand where, for the fingerprint; None: nothing."""
+        """Text for the fingerprint: options that decide which samples stand where; None: none."""
         ...
 
 
@@ -39,7 +39,7 @@ class NoOptions:
 
 
 class Format(Protocol):
-    """What a format's module provides, as attributes and functions of the module."""
+    """Attributes and functions that the module of a format provides."""
 
     Options: Callable[..., FormatOptions]
 

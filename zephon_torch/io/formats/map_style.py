@@ -1,4 +1,4 @@
-"""What an object in memory must be like to serve as a dataset."""
+"""Checks of objects in memory that are to serve as datasets."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def length_of(name: str, samples: Any) -> int:
 
 
 def _said_length(samples: Any) -> Any:
-    """What ``__len__`` returns: ``len()`` refuses some of it in words of its own."""
+    """Call ``__len__`` directly: ``len()`` refuses some values with messages of its own."""
     ask = getattr(type(samples), "__len__", None)
     return len(samples) if ask is None else ask(samples)
 

@@ -53,7 +53,7 @@ Blocks = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """What a sidecar holds of a shard.
+    """Index of a shard, as a sidecar holds it.
 
     Attributes:
         offsets: int64[num_samples + 1].
@@ -75,7 +75,7 @@ class SidecarError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a sidecar must have been made from."""
+    """The file that a sidecar must have been made from."""
 
     format: str
     format_version: int
@@ -169,7 +169,7 @@ def read_index(path: str, expected: Origin, has_blocks: bool | None = None) -> I
 
 
 def find_fault(index: Index, num_bytes: int) -> str:
-    """What is impossible in an index of a file of this size; "" when nothing is. Pure."""
+    """Find a fault in an index of a file of this size; "" where there is none. Pure."""
     offsets, blocks = index.offsets, index.blocks
     if blocks is not None:
         before, behind = blocks[:-1], blocks[1:]  # compared, for differences may wrap around

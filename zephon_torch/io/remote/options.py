@@ -1,4 +1,4 @@
-"""What may hold keys, options of a store and URLs: nothing that is shown of them holds one."""
+"""Options of a store and URLs, which may hold keys: their ``repr`` shows none."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def is_passing(error: BaseException) -> bool:
 
 
 def _behind(error: Exception) -> Exception:
-    """What really failed: fsspec's web client says of any failure that there is no such file."""
+    """Find the real failure: fsspec's web client reports any failure as a missing file."""
     cause = error.__cause__
     if not isinstance(error, FileNotFoundError) or not isinstance(cause, Exception):
         return error

@@ -53,7 +53,7 @@ os.register_at_fork(
 
 
 class _Resolved(NamedTuple):
-    """What fsspec made of a path, for the process that asked: some file systems cross no fork."""
+    """A path resolved by fsspec, for the process that asked: some file systems cross no fork."""
 
     pid: int
     storage: weakref.ref[RemoteStorage]

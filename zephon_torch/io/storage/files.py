@@ -1,4 +1,4 @@
-"""What a stored file is to this package, and what a place that holds files can do.
+"""Stored files, and the storages that hold them.
 
 A `Storage` is a root (a folder, a bucket prefix) and answers questions about paths relative to it;
 a `StoredFile` is one file of it as it was listed. Nothing here opens anything for longer than one

@@ -1,4 +1,4 @@
-"""What every reader of a shard answers, and the check they share."""
+"""The protocol of readers of a shard, and a check that they share."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class ShardGroup(Protocol):
 
 
 class GroupKind(Protocol):
-    """What readers must have in common to be read in one call: hashable, equal if they have.
+    """Kind of readers that are read in one call: hashable, equal for such readers.
 
     A reader that can be read so names its kind as ``group_kind``.
     """
@@ -78,7 +78,7 @@ class GroupKind(Protocol):
 
 
 def samples_of(read: Samples) -> Samples:
-    """What users see of what a reader gave: whole numbers in rows are int64."""
+    """Make samples of what a reader returned: whole numbers in rows become int64."""
     if isinstance(read, np.ndarray) and read.dtype.kind in "iu":
         return read.astype(np.int64, copy=False)
     return read

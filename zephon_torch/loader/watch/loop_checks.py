@@ -1,4 +1,4 @@
-"""What a loop is told that would otherwise go wrong without a word.
+"""Warnings for loops that would otherwise go wrong silently.
 
 Each loop has its checks: made when it begins, asked at its second batch, at its end, and when it is
 dropped. They cost nothing per batch.

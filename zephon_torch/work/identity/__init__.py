@@ -1,1 +1,1 @@
-"""What makes two plans the same plan, and the state that remembers it."""
+"""Identity of plans: fingerprint, description, and the state that carries them."""

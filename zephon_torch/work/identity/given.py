@@ -1,4 +1,4 @@
-"""What a plan is made of, as it was given, and the plainest spelling of the same order.
+"""Ingredients of a plan as they were given, and the plainest spelling of the same order.
 
 Many options have no effect beside others or on certain data: shuffle levels under a global shuffle,
 windows larger than a dataset, ``max_samples`` beyond the end, a mapping that says the same of all.
@@ -46,7 +46,7 @@ DEFAULT_CHUNK_SIZE = 16384
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a plan is made of.
+    """Ingredients of a plan.
 
     Attributes:
         datasets: those that take part, in canonical order.
@@ -62,7 +62,7 @@ class Given:
 
     @classmethod
     def of_course(cls, datasets: Sequence[Dataset], phases: Course, options: PlanOptions) -> Given:
-        """What a plan of phases is made of; a static mixture where all phases have the same.
+        """Ingredients of a plan of phases; a static mixture where all phases have the same.
 
         Raises:
             ConfigurationError: phases that cannot work, or stop options beside them.

@@ -1,4 +1,4 @@
-"""What makes two plans the same plan: fingerprint and description.
+"""Identity of a plan: fingerprint and description.
 
 A state carries the fingerprint, so that it is never continued on another plan by accident, and the
 description, so that a mismatch can be described in words (``mismatch.py``). Both cover what the
@@ -96,7 +96,7 @@ def part_hashes(given: Given, spellings: Iterable[Mapping[str, Any]]) -> Iterato
 
 
 def mixture_in_force(given: Given, is_exact: bool) -> dict[str, Any]:
-    """What the order knows of the mixture, as JSON values: weights by name, or a course."""
+    """The mixture as the order depends on it, in JSON values: weights by name, or a course."""
     return weights_in_force(given, is_exact) if given.course is None else course_in_force(given)
 
 

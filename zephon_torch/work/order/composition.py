@@ -200,7 +200,7 @@ class Composition:
 
 
 def _ascending(numbers: Int64Array) -> Int64Array | None:
-    """What sorts numbers, equal ones in the order given; None where they are sorted."""
+    """Indices that sort numbers, equal ones in the order given; None where they are sorted."""
     if not (numbers[1:] < numbers[:-1]).any():
         return None
     numbers = numbers - numbers.min()

@@ -21,7 +21,7 @@ GROUPS = (LEVELS, RULES, ("chunk_size",), ("reshuffle_on_repeat",), ("interleave
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
-    """What the order of a plan depends on besides its datasets and weights.
+    """Options that the order of a plan depends on, besides its datasets and weights.
 
     Attributes:
         seed: any integer.

@@ -14,7 +14,7 @@ _HEADINGS = ("dataset", "weight", "samples", "drawn", "passes", "share", "unseen
 
 @dataclass(frozen=True, slots=True)
 class DatasetSummary:
-    """What an epoch draws from one dataset.
+    """Draws of one epoch from one dataset.
 
     Attributes:
         weight: share of the mixture in force, 0 .. 1: of the datasets that have samples, in units

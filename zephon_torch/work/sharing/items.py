@@ -1,4 +1,4 @@
-"""What one rank reads in one step, and many steps of it computed at once."""
+"""Work items: the samples of one rank in one step, computed for many steps at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zephon_torch.work.plan.plan import Pointers
 
 
 class WorkItem:
-    """What one rank reads for one global batch. Never changed.
+    """The samples that one rank reads for one global batch. Never changed.
 
     Attributes:
         epoch: epoch of the batch.

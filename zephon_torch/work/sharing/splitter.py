@@ -347,7 +347,7 @@ class _Items(Iterator[WorkItem]):
 
 
 class _Sized:
-    """What a sampler calls its dataset: here only its length is of use."""
+    """The dataset of a sampler, of which only the length is used."""
 
     def __init__(self, source: WorkSource) -> None:
         self._source = source

@@ -85,7 +85,7 @@ class World:
         return self._resolved
 
     def first_said(self, words: str) -> str:
-        """What the first rank to come here said, in as many calls: `words` if it is this one.
+        """Return the words of the first rank at this call: `words` if it is this one.
 
         Ranks that run one program say the same. Not a collective: nobody waits for anybody, and a
         store of torch.distributed that cannot answer is no reason to stop. A forked child does not

@@ -106,7 +106,7 @@ class JsonlReader:
 
     @property
     def mapped(self) -> tuple[FileMap, MappedLines]:
-        """What a group reads of a reader that has a kind."""
+        """The part of a reader that a group uses."""
         assert self._mapped is not None
         return self._mapped
 
@@ -188,7 +188,7 @@ class JsonlReader:
 
 
 def _describe(error: Exception) -> str:
-    """What is wrong with a line that has a newline in front."""
+    """Say what is wrong with a line that has a newline in front."""
     if isinstance(error, json.JSONDecodeError):
         return f"not valid JSON: {error.msg} at character {error.pos}"
     if isinstance(error, UnicodeDecodeError):

@@ -72,7 +72,7 @@ class LineGroupKind:
 
 
 class LinesReader(Protocol):
-    """What a group takes in."""
+    """A reader that a group can take in."""
 
     @property
     def mapped(self) -> tuple[FileMap, MappedLines]:

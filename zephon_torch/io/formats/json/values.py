@@ -76,7 +76,7 @@ def parse_lines(lines: Sequence[View]) -> list[Any]:
 
 
 def parse_line(line: View) -> Any:
-    """What the standard library makes of a line with the newline before it in front.
+    """Parse a line by the standard library; the newline before it stands in front.
 
     Raises:
         ValueError, RecursionError: It is no such line, or holds no JSON.

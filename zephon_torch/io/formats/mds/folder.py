@@ -67,7 +67,7 @@ class MdsFile:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """What an index.json says.
+    """Content of an ``index.json``.
 
     Attributes:
         shards: for each the files that may hold it, best first.

@@ -212,7 +212,7 @@ def _file_of(shard: list[MdsFile], there: dict[str, FileInfo], marker: StoredFil
 
 
 def _known(file: StoredFile) -> MdsFile:
-    """What the index says of a shard."""
+    """Entry of a shard in the index."""
     if file.beside is None:
         raise DatasetError(
             f"{file.url!r} is read through the {MARKER} of its folder: name the folder that holds "

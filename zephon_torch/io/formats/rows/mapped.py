@@ -125,7 +125,7 @@ class PlacedRows:
 
 
 class RowsReader(Protocol):
-    """What a group takes in."""
+    """A reader that a group can take in."""
 
     @property
     def mapped(self) -> MappedRows:

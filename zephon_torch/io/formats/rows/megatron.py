@@ -75,7 +75,7 @@ class Options:
 
     @property
     def identity(self) -> str:
-        """What a sample is."""
+        """The unit of a sample."""
         return self.unit if self.row_length is None else f"row_length={self.row_length}"
 
 

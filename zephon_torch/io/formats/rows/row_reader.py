@@ -44,7 +44,7 @@ class RowReader:
 
     @property
     def mapped(self) -> MappedRows:
-        """What a group reads of a reader that has a kind."""
+        """The part of a reader that a group uses."""
         assert isinstance(self._source, MappedRows)
         return self._source
 

@@ -1,4 +1,4 @@
-"""What pyarrow reads an Arrow file from: its map, or ranges of it that are requested."""
+"""Sources that pyarrow reads an Arrow file from: its map, or requested ranges."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Dictionary(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """What the footer of a file lists.
+    """Blocks that the footer of a file lists.
 
     Attributes:
         dictionaries, batches: arrays of `_BLOCK`.
@@ -288,7 +288,7 @@ def _dictionary(message: Any) -> tuple[int, bool]:
 
 
 def find_blocks(footer: View, start: int) -> Blocks:
-    """What the footer at a position lists, which pyarrow has verified."""
+    """Read the blocks of the footer at a position, which pyarrow has verified."""
     return Blocks(_blocks(footer, 2), _blocks(footer, 3), start)
 
 

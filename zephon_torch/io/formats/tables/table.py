@@ -1,4 +1,4 @@
-"""What the formats of tables share: options, columns, counting, errors. Rows: ``table_rows.py``."""
+"""Options, columns, counts and errors of all table formats. Rows: ``table_rows.py``."""
 
 from __future__ import annotations
 

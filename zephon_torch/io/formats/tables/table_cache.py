@@ -1,4 +1,4 @@
-"""What readers of tables decoded lately, within a limit for all readers of a thread."""
+"""Groups of rows that were decoded lately, within a limit for all readers of a thread."""
 
 from __future__ import annotations
 

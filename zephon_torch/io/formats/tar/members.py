@@ -39,7 +39,7 @@ _FOREIGN = {
 
 
 class TarError(Exception):
-    """What is wrong at which byte, in words; never leaves this package."""
+    """A fault and its byte, in words; never leaves this package."""
 
     def __init__(self, position: int, reason: str) -> None:
         super().__init__(f"at byte {position:,}: {reason}")
@@ -65,7 +65,7 @@ class Member(NamedTuple):
 
 @dataclass(slots=True)
 class _Description:
-    """What headers before the one of a member say about it."""
+    """Entries of the headers that stand before a member's own."""
 
     name: bytes | None = None
     size: int | None = None
